@@ -1,0 +1,46 @@
+# Every target sets up what it needs in .venv; nothing is expected to be installed but Python and make.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up demo test check format tiny-model clean
+
+help:           ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+setup: $(READY) ## Make .venv with everything pinned by constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+up: $(READY)    ## Start the API and the learner on this machine (ARGS="--port 8700")
+	$(BIN)/riacho up $(ARGS)
+
+demo: $(READY)  ## Simulated users whose preference moves (ARGS="--seed 1 --json out.json")
+	$(BIN)/riacho demo $(ARGS)
+
+test: $(READY)  ## All tests (ARGS="-k swap")
+	$(BIN)/pytest $(ARGS)
+
+check: $(READY) ## Lint, format, types and import arrows
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit/test_arrows.py
+
+format: $(READY) ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+tiny-model: $(READY) ## Train the shipped tiny model again (ARGS="--out DIR")
+	$(BIN)/python -m learner.tiny.pretrain $(ARGS)
+
+clean:          ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-out

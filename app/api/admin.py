@@ -1,0 +1,141 @@
+"""The operators' API: policies, versions with lineage and metrics, deployments, rollback, pause, dead letters."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from anyio import to_thread
+from litestar import Controller, Request, get, post
+from litestar.params import Parameter
+
+from app.api.schemas import PinRequest, RollbackRequest
+from app.errors import NotFound
+from app.events.log import DeadLetter
+from app.registry.records import KeyRecord
+from app.security.auth import admin_only
+from app.services import Services
+
+Limit = Annotated[int, Parameter(ge=1, le=1000, description="rows at most")]
+Before = Annotated[int | None, Parameter(ge=0, le=2**31 - 1, description="only numbers below this")]
+Number = Annotated[int, Parameter(ge=0, le=2**31 - 1)]
+
+
+class AdminController(Controller):
+    """What the `riacho` command and the dashboard use."""
+
+    path = "/admin/policies"
+    guards = [admin_only]  # noqa: RUF012 - Litestar reads it as a class attribute
+    tags = ["admin"]  # noqa: RUF012
+
+    @get("/")
+    async def policies(self, services: Services) -> dict[str, Any]:
+        """All policies of the registry."""
+        records = await to_thread.run_sync(services.registry.policies.list)
+        return {"policies": [asdict(record) for record in records]}
+
+    @get("/{policy:str}")
+    async def policy(self, policy: str, services: Services) -> dict[str, Any]:
+        """One policy: its live version, epoch, and whether learning is paused."""
+        return asdict(await to_thread.run_sync(services.registry.policies.get, policy))
+
+    @get("/{policy:str}/versions")
+    async def versions(
+        self, policy: str, services: Services, limit: Limit = 200, before: Before = None
+    ) -> dict[str, Any]:
+        """Versions with state, lineage, metrics and settings, newest first."""
+        records = await to_thread.run_sync(services.registry.versions.list, policy, limit, before)
+        return {"versions": _rows(records)}
+
+    @get("/{policy:str}/versions/{number:int}")
+    async def version(self, policy: str, number: Number, services: Services) -> dict[str, Any]:
+        """One version."""
+        return asdict(await to_thread.run_sync(services.registry.versions.get, policy, number))
+
+    @post("/{policy:str}/versions/{number:int}/pin", status_code=200)
+    async def pin(
+        self,
+        policy: str,
+        number: Number,
+        data: PinRequest,
+        request: Request[KeyRecord, None, Any],
+        services: Services,
+    ) -> dict[str, Any]:
+        """Keep a version's files from clean-up, or let go of them."""
+        await to_thread.run_sync(services.registry.versions.set_pinned, policy, number, data.pinned, _actor(request))
+        return asdict(await to_thread.run_sync(services.registry.versions.get, policy, number))
+
+    @get("/{policy:str}/deployments")
+    async def deployments(self, policy: str, services: Services, limit: Limit = 200) -> dict[str, Any]:
+        """Moves of the live pointer, newest first."""
+        records = await to_thread.run_sync(services.registry.versions.deployments, policy, limit)
+        return {"deployments": _rows(records)}
+
+    @get("/{policy:str}/updates")
+    async def updates(
+        self, policy: str, services: Services, limit: Limit = 200, before: Before = None
+    ) -> dict[str, Any]:
+        """The learner's updates with all metrics, newest first."""
+        records = await to_thread.run_sync(services.registry.projections.updates, policy, limit, before)
+        return {"updates": _rows(records)}
+
+    @post("/{policy:str}/rollback", status_code=200)
+    async def rollback(
+        self, policy: str, data: RollbackRequest, request: Request[KeyRecord, None, Any], services: Services
+    ) -> dict[str, Any]:
+        """Serve version `to` (0 or "base": the base) from now on, and let learning go on from it."""
+        to = 0 if data.to == "base" else data.to
+        services.require_policy(policy)
+        return asdict(await services.operations.rollback(to, _actor(request), data.reason))
+
+    @post("/{policy:str}/pause", status_code=200)
+    async def pause(self, policy: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
+        """Stop learning; serving and capture go on, and nothing is lost."""
+        return await _set_paused(services, policy, True, request)
+
+    @post("/{policy:str}/resume", status_code=200)
+    async def resume(self, policy: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
+        """Learn again, from where learning stopped."""
+        return await _set_paused(services, policy, False, request)
+
+    @get("/{policy:str}/dead-letters")
+    async def dead_letters(self, policy: str, services: Services) -> dict[str, Any]:
+        """Records that could not be applied, with the reason."""
+        services.require_policy(policy)
+        letters = await to_thread.run_sync(services.events.dead_letters)
+        return {"dead_letters": [_letter(letter) for letter in letters]}
+
+    @post("/{policy:str}/dead-letters/{id:int}/replay", status_code=200)
+    async def replay_dead_letter(self, policy: str, id: Number, services: Services) -> dict[str, Any]:
+        """Put a dead letter on the log again, as it came."""
+        services.require_policy(policy)
+        try:
+            position = await services.events.replay_dead_letter(id)
+        except KeyError:
+            raise NotFound(f"there is no dead letter {id}", param="id") from None
+        return {"id": id, "position": str(position)}
+
+
+async def _set_paused(
+    services: Services, policy: str, paused: bool, request: Request[KeyRecord, None, Any]
+) -> dict[str, Any]:
+    await to_thread.run_sync(services.registry.policies.set_paused, policy, paused, _actor(request))
+    return asdict(await to_thread.run_sync(services.registry.policies.get, policy))
+
+
+def _actor(request: Request[KeyRecord, None, Any]) -> str:
+    return f"key:{request.user.id}"
+
+
+def _rows(records: Sequence[Any]) -> list[dict[str, Any]]:
+    return [asdict(record) for record in records]
+
+
+def _letter(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "position": str(letter.position),
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "at": letter.at.isoformat(),
+        "payload": letter.payload.decode("utf-8", "replace"),
+    }

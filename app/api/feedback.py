@@ -1,0 +1,62 @@
+"""`POST /v1/feedback`, the end of a session, and what became of a completion."""
+
+from typing import Any
+
+from litestar import Request, get, post
+
+from app.api.schemas import FeedbackRequest
+from app.api.views import completion_view
+from app.errors import InvalidRequest
+from app.registry.records import KeyRecord
+from app.services import Services
+from app.serving.feedback import Judgement
+
+
+@post("/v1/feedback", status_code=200, tags=["feedback"])
+async def post_feedback(
+    data: FeedbackRequest, request: Request[KeyRecord, None, Any], services: Services
+) -> dict[str, Any]:
+    """Judge a completion or a session. A repeated `id` with the same content gives the same answer."""
+    settings = services.settings
+    reward = data.reward
+    if reward is None:
+        reward = settings.reward_max if data.thumb == "up" else settings.reward_min
+    if not settings.reward_min <= reward <= settings.reward_max:
+        raise InvalidRequest(
+            f"reward = {reward:g}: this policy takes rewards from {settings.reward_min:g} to {settings.reward_max:g}",
+            param="reward",
+        )
+    judgement = Judgement(
+        reward=reward,
+        completion_id=data.completion_id,
+        session_id=data.session_id,
+        final=data.final,
+        id=data.id,
+        comment=data.comment,
+        metadata=data.metadata,
+    )
+    stored = await services.feedback.judge(request.user, judgement)
+    services.metrics.feedback.labels(str(data.final).lower()).inc()
+    return {
+        "object": "feedback",
+        "id": stored.client_id or stored.event_id,
+        "completion_id": stored.completion_id,
+        "session_id": data.session_id,
+        "reward": stored.reward,
+        "final": stored.final,
+    }
+
+
+@post("/v1/sessions/{session_id:str}/close", status_code=200, tags=["feedback"])
+async def close_session(session_id: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
+    """End a session: its rollout is complete if rewards are there, else with the next judgement."""
+    closed = await services.feedback.close(request.user, session_id)
+    return {"object": "session", "id": session_id, "closed": True, "waits_for_feedback": closed is None}
+
+
+@get("/v1/completions/{completion_id:str}", tags=["feedback"])
+async def get_completion(
+    completion_id: str, request: Request[KeyRecord, None, Any], services: Services
+) -> dict[str, Any]:
+    """What was captured of a completion, and whether it was trained on, in which update and version."""
+    return await completion_view(services, request.user, completion_id)

@@ -1,0 +1,187 @@
+"""The `riacho` command."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app.errors import RiachoError, SetupError
+from app.events.open import open_log
+from app.registry import revisions, upgrade
+from app.serve import serve_app
+from app.settings import AppSettings, Resolved, load
+from app.supervisor import supervise
+from app.telemetry import logs
+
+console = Console()
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The settings that people set on the command line; the others come from riacho.toml and variables."""
+    options = [
+        click.option("--home", type=click.Path(path_type=Path), help="State, keys, adapters (RIACHO_HOME)."),
+        click.option("--model", help="Base model: a directory or a hub name (RIACHO_MODEL)."),
+        click.option("--policy", help="The policy's name (RIACHO_POLICY)."),
+        click.option("--host", help="Address to listen on (RIACHO_HOST)."),
+        click.option("--port", type=int, help="Port to listen on (RIACHO_PORT)."),
+        click.option("--auth/--no-auth", default=None, help="--no-auth only on a loopback address."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def cli() -> None:
+    """A language-model service that learns while it serves."""
+    logs.setup("app")
+
+
+@cli.command()
+@settings_options
+def up(**options: Any) -> None:
+    """Start the API and the learner, migrating the registry first."""
+    settings, _ = load(AppSettings, options)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.resolved_database_url)
+    env = {**os.environ, **_as_variables(options)}
+    sys.exit(supervise(env))
+
+
+@cli.command()
+@settings_options
+def serve(**options: Any) -> None:
+    """Start the API alone."""
+    settings, _ = load(AppSettings, options)
+    serve_app(settings)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def learn(args: tuple[str, ...]) -> None:
+    """Start the learner alone (--until-end stops at the end of the log)."""
+    _become("learner", "run", *args)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def replay(args: tuple[str, ...]) -> None:
+    """Fold a log into a fresh learner offline: riacho replay --log URL --out DIR."""
+    _become("learner", "replay", *args)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def demo(args: tuple[str, ...]) -> None:
+    """Simulated users whose preference moves, against a service of its own."""
+    _become("learner.study.demo", *args)
+
+
+@cli.group()
+def db() -> None:
+    """The registry's database."""
+
+
+@db.command("upgrade")
+def db_upgrade() -> None:
+    """Migrate the registry to this code's revision."""
+    settings, _ = load(AppSettings, {})
+    settings.home.mkdir(parents=True, exist_ok=True)
+    before, after = upgrade(settings.resolved_database_url)
+    click.echo(f"registry: {before or 'empty'} -> {after}")
+
+
+@db.command("status")
+def db_status() -> None:
+    """Show the registry's revision and this code's."""
+    settings, _ = load(AppSettings, {})
+    current, head = revisions(settings.resolved_database_url)
+    click.echo(f"registry: {current or 'empty'}, this code: {head}")
+
+
+@cli.group("log")
+def log_group() -> None:
+    """The event log."""
+
+
+@log_group.command("dead")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def log_dead(as_json: bool) -> None:
+    """List the dead letters."""
+    settings, _ = load(AppSettings, {})
+    letters = open_log(settings.resolved_log_url).dead_letters()
+    if as_json:
+        for letter in letters:
+            fields = {"id": letter.id, "position": str(letter.position), "reason": letter.reason}
+            click.echo(json.dumps(fields | {"attempts": letter.attempts, "at": letter.at.isoformat()}))
+        return
+    table = Table("id", "position", "attempts", "reason")
+    for letter in letters:
+        table.add_row(str(letter.id), str(letter.position), str(letter.attempts), letter.reason)
+    console.print(table)
+
+
+@log_group.command("replay")
+@click.argument("id", type=int)
+def log_replay(id: int) -> None:
+    """Put a dead letter on the log again, as it came."""
+    settings, _ = load(AppSettings, {})
+    try:
+        position = asyncio.run(open_log(settings.resolved_log_url).replay_dead_letter(id))
+    except KeyError:
+        raise SetupError(f"there is no dead letter {id}; `riacho log dead` lists them") from None
+    click.echo(f"dead letter {id} is on the log again at {position}")
+
+
+@cli.command()
+@settings_options
+@click.option("--json", "as_json", is_flag=True)
+def config(as_json: bool, **options: Any) -> None:
+    """Show the resolved settings and where each came from."""
+    _, resolved = load(AppSettings, options)
+    if as_json:
+        click.echo(json.dumps({"values": dict(resolved.values), "sources": dict(resolved.sources)}))
+        return
+    _show(resolved)
+
+
+def _show(resolved: Resolved) -> None:
+    table = Table("setting", "value", "from")
+    for key, value in resolved.values.items():
+        table.add_row(key, str(value), resolved.sources[key])
+    console.print(table)
+
+
+def _become(module: str, *args: str) -> NoReturn:
+    """Run a module of the learning side as a process of its own: the app never imports it."""
+    sys.exit(subprocess.run([sys.executable, "-m", module, *args], check=False).returncode)
+
+
+def _as_variables(options: dict[str, Any]) -> dict[str, str]:
+    """Hand options on to child processes, which resolve the same settings."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return {f"RIACHO_{key.upper()}": str(value) for key, value in given.items()}
+
+
+def main() -> None:
+    try:
+        cli(standalone_mode=False)
+    except RiachoError as error:
+        sys.exit(f"riacho: {error.message}")
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

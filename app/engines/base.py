@@ -1,0 +1,114 @@
+"""The Engine's interface: sample with an adapter version, load it, unload it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from app.events.schema import Sampling
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+BASE_VERSION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One immutable adapter version on disk (a peft directory)."""
+
+    policy: str
+    version: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One choice to sample: the conversation as the client sent it, and how to sample."""
+
+    messages: list[dict[str, Any]]
+    sampling: Sampling
+    tools: list[dict[str, Any]] | None = None
+    top_logprobs: int = 0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token with the alternatives, for the client's `logprobs`."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one answer.
+
+    The first chunk carries `prompt_ids`. `token_ids` and `logprobs` have equal length and include tokens
+    that give no text (end of turn, the inside of a stop string). `text` is what the client may see. The last
+    chunk, and only it, has a `finish_reason`.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    details: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine serves: checked against the policy before traffic."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    max_context: int
+    slots: int
+
+
+class Engine(ABC):
+    """Samples tokens from one base model under many adapter versions at once."""
+
+    info: EngineInfo
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make ready to serve; raises SetupError with what to do where it cannot."""
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest, version: int) -> AsyncGenerator[Chunk, None]:
+        """Sample one answer under a loaded version (0 = base).
+
+        Closing the iterator early stops the generation. Raises InvalidRequest or ContextTooLong before the
+        first chunk for what the engine cannot do.
+        """
+
+    @abstractmethod
+    async def load(self, adapter: Adapter) -> None:
+        """Make a version ready to sample; raises AdapterRejected with the reason, leaving the others as they were."""
+
+    @abstractmethod
+    async def unload(self, version: int) -> None:
+        """Forget a version that no request uses any more."""
+
+    @abstractmethod
+    def loaded(self) -> frozenset[int]:
+        """The adapter versions that can be sampled from now, without the base."""
+
+    @abstractmethod
+    async def healthy(self) -> bool:
+        """Whether the engine can answer now."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop; generations under way end with finish_reason `abort`."""

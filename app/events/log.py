@@ -1,0 +1,107 @@
+"""The event log's interface: append, read from positions, dead letters. One log a policy."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from app.errors import Unavailable
+from app.events.schema import Event
+
+
+class Position(NamedTuple):
+    """Where a record lies; ordered within a partition only."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        partition, offset = text.split(":")
+        return cls(int(partition), int(offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as it lies on the log; `payload` is not yet known to be an event."""
+
+    position: Position
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that could not be applied, kept as it came."""
+
+    id: int
+    position: Position
+    reason: str
+    attempts: int
+    payload: bytes
+    at: datetime
+
+
+class LogUnavailable(Unavailable):
+    """The log cannot take or give records now; the message says why and what to do."""
+
+
+class LostRange(Exception):
+    """The log no longer holds positions that a reader asked for."""
+
+    def __init__(self, partition: int, wanted: int, first: int) -> None:
+        super().__init__(
+            f"partition {partition}: offsets {wanted} to {first - 1} are gone from the log "
+            f"(it begins at {first}); restore them, or start from a checkpoint at {first} or later"
+        )
+
+
+class EventLog(ABC):
+    """An append-only log of events with keyed partitions.
+
+    `append` is called on the app's event loop; the readers are synchronous and belong to one thread.
+    """
+
+    @abstractmethod
+    async def append(self, event: Event) -> Position:
+        """Append durably: on return the event survives a crash of this process.
+
+        Raises LogUnavailable with nothing appended.
+        """
+
+    @abstractmethod
+    def read(self, after: Mapping[int, int], limit: int) -> Sequence[Record]:
+        """Up to `limit` records at or past `after[partition]` (0 where absent), in order within a partition.
+
+        Raises LostRange where the log no longer holds the wanted offset.
+        """
+
+    @abstractmethod
+    def read_at(self, position: Position) -> Record:
+        """The record at one position; raises LostRange if it is gone."""
+
+    @abstractmethod
+    def end_positions(self) -> dict[int, int]:
+        """For each partition the offset that the next record will get."""
+
+    @abstractmethod
+    def bury(self, record: Record, reason: str, at: datetime) -> None:
+        """Put a record in the dead letters; the same position again raises its attempt count."""
+
+    @abstractmethod
+    def dead_letters(self) -> Sequence[DeadLetter]:
+        """All dead letters, oldest first."""
+
+    @abstractmethod
+    async def replay_dead_letter(self, id: int) -> Position:
+        """Append a dead letter's payload again as it came and take it out of the dead letters.
+
+        Raises KeyError for an unknown id.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and connections."""

@@ -1,0 +1,164 @@
+"""The events, the contract between the app and the learner.
+
+Every event names its policy and its session. The key on the log is the session, so that the events of a
+session stay in order on one partition.
+"""
+
+import math
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from app.events.arrays import Logprobs, TokenIds
+
+
+class BadEvent(ValueError):
+    """A record that is no event this code can apply; the message is the dead letter's reason."""
+
+
+class EventBase(BaseModel):
+    """What every event carries.
+
+    `event_id` is what makes a redelivered event count once. `at` is event time: the learner has no other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    event_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1, max_length=128)
+    schema_version: Literal[1] = 1
+    policy: str = Field(min_length=1, max_length=64)
+    session_id: str = Field(min_length=1, max_length=128)
+    at: datetime
+
+    @field_validator("at")
+    @classmethod
+    def _aware(cls, at: datetime) -> datetime:
+        if at.tzinfo is None:
+            raise ValueError("at needs a UTC offset")
+        return at.astimezone(UTC)
+
+
+class Sampling(BaseModel):
+    """The sampling parameters as they took effect."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: bool = False
+    structured: bool = False
+    seed: int | None = None
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+class Usage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class CompletionEvent(EventBase):
+    """One sampled choice: exactly what the engine read and sampled, and under which version.
+
+    `messages` and `output` are for people and absent where content must not be kept.
+    """
+
+    type: Literal["completion"] = "completion"
+    completion_id: str
+    version: int = Field(ge=0, description="the adapter version that sampled; 0 is the base")
+    prompt_ids: TokenIds
+    completion_ids: TokenIds
+    logprobs: Logprobs
+    sampling: Sampling
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+    trainable: bool
+    not_trainable_reason: str | None = None
+    usage: Usage
+    key_id: str
+    trace_id: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    output: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.completion_ids) != len(self.logprobs):
+            raise ValueError(
+                f"{len(self.completion_ids)} completion ids but {len(self.logprobs)} logprobs; "
+                "there must be one logprob per sampled token"
+            )
+        if self.trainable and not all(math.isfinite(p) for p in self.logprobs):
+            raise ValueError("a trainable completion has a logprob that is not finite")
+        if self.trainable == (self.not_trainable_reason is not None):
+            raise ValueError("not_trainable_reason goes with trainable = false, and only with it")
+        return self
+
+
+class FeedbackEvent(EventBase):
+    """A reward on one completion (`completion_id`) or on the whole session."""
+
+    type: Literal["feedback"] = "feedback"
+    completion_id: str | None = None
+    reward: float = Field(allow_inf_nan=False, strict=True)
+    final: bool = True
+    key_id: str
+    comment: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SessionClosedEvent(EventBase):
+    """The client says that the session has ended; its rewards are already there."""
+
+    type: Literal["session_closed"] = "session_closed"
+
+
+class RollbackEvent(EventBase):
+    """The learner restores version `to` (0 = base) and goes on from there in `epoch`."""
+
+    type: Literal["rollback"] = "rollback"
+    to: int = Field(ge=0)
+    epoch: int = Field(ge=1)
+    reason: str
+
+
+class ForgetEvent(EventBase):
+    """Drop what waits for this session: it must not be trained on."""
+
+    type: Literal["forget"] = "forget"
+
+
+Event = Annotated[
+    CompletionEvent | FeedbackEvent | SessionClosedEvent | RollbackEvent | ForgetEvent,
+    Field(discriminator="type"),
+]
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def encode(event: Event) -> bytes:
+    """The event as it goes on the log: UTF-8 JSON, without absent fields."""
+    return event.model_dump_json(exclude_none=True).encode()
+
+
+def decode(payload: bytes) -> Event:
+    """The event in a log record; raises BadEvent with a reason that names what is wrong."""
+    try:
+        return _ADAPTER.validate_json(payload)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "event"
+        raise BadEvent(f"{where}: {first['msg']}") from error

@@ -1,0 +1,86 @@
+"""Tables that the learner writes from the log, for people to read; a replay writes them again."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from app.registry.database import Database
+from app.registry.models import Completion, Update
+from app.registry.records import CompletionRow, CompletionState, UpdateRow, record_of, values_of
+
+
+class ProjectionStore:
+    """Every write sets what the log says and can be repeated. One process writes for a policy: the learner.
+
+    Update numbers are a policy's own and never used twice, also not after a rollback.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self, policy: str, completions: Sequence[CompletionRow], updates: Sequence[UpdateRow]) -> None:
+        """Insert rows, or replace those with the same key, in one transaction; made for batches up to 200."""
+        by_id = {row.id: values_of(row) for row in completions}
+        by_number = {row.number: values_of(row) for row in updates}
+        with self._database.write() as session:
+            if by_id:
+                session.execute(sa.delete(Completion).where(Completion.id.in_(by_id)))
+                session.execute(sa.insert(Completion), list(by_id.values()))
+            if by_number:
+                session.execute(sa.delete(Update).where(Update.policy == policy, Update.number.in_(by_number)))
+                session.execute(sa.insert(Update), list(by_number.values()))
+
+    def set_outcome(self, policy: str, session_ids: Sequence[str], state: CompletionState, update: int | None) -> None:
+        """Say what became of the completions of these sessions that still wait."""
+        with self._database.write() as session:
+            session.execute(
+                sa.update(Completion)
+                .where(
+                    Completion.policy == policy,
+                    Completion.session_id.in_(session_ids),
+                    Completion.state == "waiting",
+                )
+                .values(state=state, rollout_update=update)
+            )
+
+    def set_published(self, policy: str, updates: Sequence[int], version: int) -> None:
+        """Name the version that these updates went into, on them and on what they were trained on."""
+        with self._database.write() as session:
+            session.execute(
+                sa.update(Update).where(Update.policy == policy, Update.number.in_(updates)).values(version=version)
+            )
+            session.execute(
+                sa.update(Completion)
+                .where(Completion.policy == policy, Completion.rollout_update.in_(updates))
+                .values(trained_version=version)
+            )
+
+    def completion(self, id: str) -> CompletionRow | None:
+        """One completion, if the learner has met it."""
+        with self._database.read() as session:
+            row = session.get(Completion, id)
+            return None if row is None else record_of(CompletionRow, row)
+
+    def session(self, policy: str, session_id: str) -> list[CompletionRow]:
+        """A session's completions in the order of their times."""
+        query = (
+            sa.select(Completion)
+            .where(Completion.policy == policy, Completion.session_id == session_id)
+            .order_by(Completion.at, Completion.id)
+        )
+        with self._database.read() as session:
+            return [record_of(CompletionRow, row) for row in session.scalars(query)]
+
+    def updates(self, policy: str, limit: int = 200, before: int | None = None) -> list[UpdateRow]:
+        """The newest updates first, with numbers below `before`."""
+        query = sa.select(Update).where(Update.policy == policy).order_by(Update.number.desc()).limit(limit)
+        if before is not None:
+            query = query.where(Update.number < before)
+        with self._database.read() as session:
+            return [record_of(UpdateRow, row) for row in session.scalars(query)]
+
+    def update(self, policy: str, number: int) -> UpdateRow | None:
+        """One update, if the learner has made it."""
+        with self._database.read() as session:
+            row = session.get(Update, (policy, number))
+            return None if row is None else record_of(UpdateRow, row)

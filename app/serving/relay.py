@@ -1,0 +1,58 @@
+"""Carries promised events from the registry's outbox to the log."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from anyio import to_thread
+from sqlalchemy.exc import OperationalError
+
+from app.events.log import EventLog, LogUnavailable
+from app.events.schema import Event
+from app.registry import Registry
+
+log = logging.getLogger(__name__)
+
+GRACE = timedelta(seconds=2)
+BATCH = 100
+
+
+class Relay:
+    """A row and its event agree after any crash: the row is promised, the event appended, the promise marked.
+
+    Whoever makes a promise appends its event at once; `run` appends what a crash or a failed append left.
+    """
+
+    def __init__(self, registry: Registry, events: EventLog, policy: str, clock: Callable[[], datetime]) -> None:
+        self._outbox = registry.outbox
+        self._log = events
+        self._policy = policy
+        self._clock = clock
+
+    async def append(self, event: Event) -> None:
+        """Append an event that nothing promised; raises LogUnavailable."""
+        await self._log.append(event)
+
+    async def deliver(self, event: Event) -> None:
+        """Append one promised event; if the log is away it stays promised and is appended later."""
+        try:
+            await self._log.append(event)
+        except LogUnavailable as error:
+            log.warning("event %s waits in the outbox: %s", event.event_id, error)
+            return
+        await to_thread.run_sync(self._outbox.mark_appended, event.event_id)
+
+    async def run(self, poll_s: float = 1.0) -> None:
+        """Deliver promises older than the grace that their own request has, until cancelled."""
+        while True:
+            try:
+                await self._deliver_left()
+            except OperationalError as error:
+                log.warning("the outbox cannot be read: %s", error.orig)
+            await asyncio.sleep(poll_s)
+
+    async def _deliver_left(self) -> None:
+        pending = await to_thread.run_sync(self._outbox.pending, self._policy, self._clock() - GRACE, BATCH)
+        for record in pending:
+            await self.deliver(record.event)

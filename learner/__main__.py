@@ -1,0 +1,122 @@
+"""The learner's process: `python -m learner run` and `python -m learner replay`."""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from app.engines.fingerprint import fingerprint
+from app.errors import RiachoError, SetupError
+from app.events.open import open_log
+from app.registry import Registry
+from app.registry.database import upgrade
+from app.settings import load
+from app.telemetry import logs
+from learner.critic import make_policy_and_critic
+from learner.joins import Joins
+from learner.lease import LeaseKeeper
+from learner.loop import Learner, stop_at_end, wait
+from learner.models import load_base
+from learner.publisher import Publisher
+from learner.selfcheck import check_logprobs
+from learner.settings import LearnerSettings
+from learner.stream import StreamState
+from learner.trainer import Trainer
+
+log = logging.getLogger("learner")
+
+
+def build(settings: LearnerSettings, registry: Registry) -> Learner:
+    """Wire a learner over the settings' log, base model and adapter store."""
+    table = settings.learner
+    torch.set_num_threads(table.threads)
+    torch.use_deterministic_algorithms(True)
+    registry.policies.ensure(
+        settings.policy, settings.model, fingerprint(settings.model), settings.reward_min, settings.reward_max
+    )
+    base = load_base(settings.model, table.device)
+    vocabulary = int(base.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    policy, critic = make_policy_and_critic(base, table.training)
+    gap = check_logprobs(policy)
+    band = table.training.band
+    log.info("self-check: |delta logprob| %.1e; ratios accepted in (%g, %g)", gap, band.lower, band.upper)
+    reward_range = (settings.reward_min, settings.reward_max)
+    return Learner(
+        settings.policy,
+        open_log(settings.resolved_log_url, settings.partitions),
+        registry,
+        Trainer(policy, critic, table.training, reward_range, time.perf_counter),
+        Publisher(registry, settings.policy, settings.model, settings.resolved_adapter_store),
+        StreamState(Joins(timedelta(seconds=settings.feedback_ttl_s))),
+        vocabulary,
+    )
+
+
+def run(settings: LearnerSettings, until_end: bool) -> None:
+    """Hold the lease and learn until a signal or, with `until_end`, the end of the log."""
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: stopping.append(received))
+    registry = Registry.open(settings.resolved_database_url)
+    learner = build(settings, registry)
+    holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    table = settings.learner
+
+    def waiting(other: str) -> None:
+        log.info("waiting: %s holds the learner's lease", other)
+
+    with LeaseKeeper(registry, f"learner:{settings.policy}", holder, table.lease_s, waiting) as keeper:
+        learner.resume()
+        idle = stop_at_end if until_end else wait(table.poll_s)
+        learner.run(keeper.lease, lambda: not stopping and not keeper.lost, idle)
+    if keeper.lost:
+        raise SetupError("the learner's lease was lost: this process was paused or cut off; start it again")
+
+
+@click.group()
+def main() -> None:
+    """The learning side of Riacho."""
+    logs.setup("learner")
+
+
+@main.command("run")
+@click.option("--until-end", is_flag=True, help="Stop at the end of the log instead of waiting for more.")
+def run_command(until_end: bool) -> None:
+    """Learn from the log as events come."""
+    settings, _ = load(LearnerSettings, {})
+    run(settings, until_end)
+
+
+@main.command()
+@click.option("--log", "log_url", required=True, help="The log to read, such as sqlite:////path/to/log.db.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the replay's own versions.")
+def replay(log_url: str, out: Path) -> None:
+    """Fold a log from its beginning into a fresh learner: the same settings give the same versions."""
+    if (out / "registry.db").exists():
+        raise SetupError(f"{out} already holds a replay; give an empty folder", param="out")
+    options: dict[str, Any] = {"home": out, "log_url": log_url, "database_url": "", "adapter_store": out / "adapters"}
+    settings, _ = load(LearnerSettings, options)
+    out.mkdir(parents=True, exist_ok=True)
+    upgrade(settings.resolved_database_url)
+    run(settings, until_end=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=False)
+    except RiachoError as error:
+        sys.exit(f"riacho: {error.message}")
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)

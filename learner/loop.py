@@ -1,0 +1,203 @@
+"""The fold over the log: one event at a time, log -> rollouts -> trainer -> publisher."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from app.events.log import EventLog, Record
+from app.events.schema import BadEvent, CompletionEvent, Event, FeedbackEvent, RollbackEvent, decode
+from app.registry import Registry
+from app.registry.errors import LeaseLost
+from app.registry.records import Lease
+from learner import checkpoint
+from learner.joins import Joined
+from learner.projector import Projector
+from learner.publisher import Lineage, Publisher
+from learner.report import UpdateReport
+from learner.rollouts import Rollout, build_rollout
+from learner.stream import StreamState
+from learner.trainer import Trainer
+
+READ_LIMIT = 16
+
+log = logging.getLogger(__name__)
+
+
+class Learner:
+    """Applies events in order; its whole state is in the newest checkpoint and the log after it."""
+
+    def __init__(
+        self,
+        policy: str,
+        events: EventLog,
+        registry: Registry,
+        trainer: Trainer,
+        publisher: Publisher,
+        stream: StreamState,
+        vocabulary: int,
+    ) -> None:
+        self._policy = policy
+        self._log = events
+        self._registry = registry
+        self._trainer = trainer
+        self._publisher = publisher
+        self._projector = Projector(registry, policy)
+        self._vocabulary = vocabulary
+        self.stream = stream
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, or from the start."""
+        self._publisher.write_initial(self._trainer)
+        newest = self._registry.versions.newest_checkpoint(self._policy)
+        if newest is None:
+            log.info("no checkpoint: starting from the base at the beginning of the log")
+            return
+        path = self._publisher.path(newest.number)
+        checkpoint.read_trainer(path, self._trainer)
+        self.stream.load_state(checkpoint.read_stream(path))
+        self.stream.lineage = self.stream.lineage or [newest.number]
+        log.info("resuming from version %d at %s", newest.number, self.stream.positions)
+
+    def run(self, lease: Lease, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
+        """Consume until `keep_on` says stop, or until the log is at its end and `idle` says stop.
+
+        Raises LeaseLost where another learner has taken over.
+        """
+        while keep_on():
+            records = [] if self._paused() else self._log.read(self.stream.positions, READ_LIMIT)
+            for record in records:
+                if not keep_on():
+                    return
+                self.step(record, lease)
+            self._projector.flush()
+            if not records and not idle():
+                return
+
+    def _paused(self) -> bool:
+        return self._registry.policies.get(self._policy).learning_paused
+
+    def step(self, record: Record, lease: Lease) -> None:
+        """Apply one record; one that is no event of this policy goes to the dead letters."""
+        partition, offset = record.position
+        self.stream.positions[partition] = offset + 1
+        try:
+            event = decode(record.payload)
+            self._check(event)
+        except BadEvent as error:
+            self._log.bury(record, str(error), self.stream.now)
+            self.stream.counters["dead_letter"] += 1
+            log.warning("record %s goes to the dead letters: %s", record.position, error)
+            return
+        self.stream.now = max(self.stream.now, event.at)
+        self._apply(event, record)
+        if len(self.stream.ready) >= self._trainer.settings.rollouts_per_update:
+            self._train(lease)
+
+    def _check(self, event: Event) -> None:
+        if event.policy != self._policy:
+            raise BadEvent(f"policy: {event.policy!r} on the log of {self._policy!r}")
+        if isinstance(event, CompletionEvent) and event.trainable:
+            tokens = event.prompt_ids + event.completion_ids
+            if not event.prompt_ids or min(tokens) < 0 or max(tokens) >= self._vocabulary:
+                raise BadEvent(f"prompt_ids or completion_ids: empty, or outside the vocabulary of {self._vocabulary}")
+
+    def _apply(self, event: Event, record: Record) -> None:
+        for session in self.stream.joins.expire(self.stream.now):
+            self.stream.counters["expired"] += 1
+            self._projector.outcome([session], "expired")
+        if isinstance(event, RollbackEvent):
+            self._roll_back(event)
+            return
+        if isinstance(event, CompletionEvent) and self.stream.joins.is_new(event):
+            self._projector.completion(event, record.position)
+        joined = self.stream.joins.apply(event, record.position)
+        if joined is not None:
+            self._take(joined)
+
+    def _take(self, joined: Joined) -> None:
+        """Queue a finished rollout for the next update, or drop it with the reason."""
+        reason = self._reason_to_drop(self._build(joined))
+        if reason is None:
+            self.stream.ready.append(joined)
+            return
+        self.stream.counters[reason] += 1
+        self._projector.outcome([joined.session_id], "dropped")
+        log.info("a rollout is dropped: %s", reason)
+
+    def _reason_to_drop(self, rollout: Rollout) -> str | None:
+        if any(turn.finish_reason == "abort" for turn in rollout.turns):
+            return "aborted"
+        if not rollout.action_tokens:
+            return "no_action_tokens"
+        if self.stream.lag(rollout.oldest_version) > self._trainer.settings.max_version_lag:
+            return "stale"
+        return None
+
+    def _build(self, joined: Joined) -> Rollout:
+        events = [decode(self._log.read_at(p).payload) for p in (*joined.completions, *joined.feedback)]
+        completions = [event for event in events if isinstance(event, CompletionEvent)]
+        feedback = [event for event in events if isinstance(event, FeedbackEvent)]
+        return build_rollout(joined.session_id, completions, feedback)
+
+    def _train(self, lease: Lease) -> None:
+        rollouts = [self._build(joined) for joined in self.stream.ready]
+        lag = max(self.stream.lag(rollout.oldest_version) for rollout in rollouts)
+        self.stream.ready = []
+        self.stream.updates += 1
+        report = replace(self._trainer.update(rollouts), number=self.stream.updates, version_lag=lag)
+        self._projector.update(report, self.stream.epoch, self.stream.now)
+        self.stream.unpublished.append(report.number)
+        log.info(
+            "update %d: reward %.2f (mean %.2f), masked %.1f %%, KL %.3f",
+            *(report.number, report.reward, report.reward_mean),
+            *(100 * (report.masked_low + report.masked_high), report.kl_to_base),
+        )
+        if len(self.stream.unpublished) >= self._trainer.settings.publish_every:
+            self._publish(report, lease)
+
+    def _publish(self, report: UpdateReport, lease: Lease) -> None:
+        stream = self.stream
+        stream.version += 1
+        lineage = Lineage(stream.version, stream.parent, stream.epoch)
+        updates, stream.unpublished = stream.unpublished, []
+        stream.extend_lineage(lineage.number, self._trainer.settings.max_version_lag)
+        if self._publisher.publish(lineage, self._trainer, report, stream.state(), lease):
+            self._projector.published(updates, lineage.number)
+            return
+        stream.lineage.pop()
+        stream.counters["rejected"] += 1
+        self._restore(lineage.parent)
+        log.warning("version %d is rejected; learning goes on from version %d", lineage.number, lineage.parent)
+
+    def _roll_back(self, event: RollbackEvent) -> None:
+        """Restore the version that the operator chose; an event of an epoch already reached is a redelivery."""
+        if event.epoch <= self.stream.epoch:
+            return
+        self._restore(event.to)
+        self.stream.epoch = event.epoch
+        self.stream.lineage = [number for number in self.stream.lineage if number < event.to]
+        if event.to:
+            self.stream.lineage.append(event.to)
+        log.info("rolled back to version %d; epoch %d begins", event.to, event.epoch)
+
+    def _restore(self, version: int) -> None:
+        checkpoint.read_trainer(self._publisher.path(version), self._trainer)
+
+
+def wait(seconds: float) -> Callable[[], bool]:
+    """An `idle` that pauses and goes on."""
+
+    def idle() -> bool:
+        time.sleep(seconds)
+        return True
+
+    return idle
+
+
+def stop_at_end() -> bool:
+    """An `idle` that ends the run when the log is at its end."""
+    return False
+
+
+__all__ = ["Learner", "LeaseLost", "stop_at_end", "wait"]

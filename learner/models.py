@@ -1,0 +1,106 @@
+"""The LoRA policy over a frozen base."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from app.errors import SetupError
+from learner.settings import TrainingSettings
+
+POLICY = "policy"
+
+
+def load_base(model: str, device: str) -> PreTrainedModel:
+    """The frozen base in float32, in evaluation mode: dropout in the trainer puts tokens out of band."""
+    try:
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"model = {model!r} cannot be loaded: {error}", param="model") from error
+    base.requires_grad_(False)
+    return base.eval().to(device)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """peft draws initial weights from the global generator; it is seeded here and given back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class Policy:
+    """pi_theta: the base with one LoRA adapter.
+
+    `peft` is shared with the `lora` critic; `active` selects whose adapter is in force.
+    """
+
+    def __init__(self, base: PreTrainedModel, settings: TrainingSettings) -> None:
+        self.config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.lora_alpha,
+            lora_dropout=0.0,
+            target_modules=_target_modules(settings.target_modules),
+            task_type="CAUSAL_LM",
+        )
+        with seeded(settings.seed):
+            self.peft: PeftModel = get_peft_model(base, self.config, adapter_name=POLICY)
+        self.peft.eval()
+
+    @property
+    def causal_lm(self) -> Any:
+        return self.peft.base_model.model
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.causal_lm.config.get_text_config().hidden_size)
+
+    def activate(self, adapter: str) -> None:
+        self.peft.set_adapter(adapter)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable weights by name, in a fixed order."""
+        return {name: p for name, p in self.peft.named_parameters() if f".{POLICY}." in name}
+
+    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Next-token logits that predict the tokens at `positions` ([A], at least 1) of `ids` ([T]), [A, V]."""
+        self.activate(POLICY)
+        return self._logits(ids, positions)
+
+    def base_logits(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The same under the base, adapter disabled, without gradient."""
+        with torch.no_grad(), self.peft.disable_adapter():
+            return self._logits(ids, positions)
+
+    def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
+        output = self.causal_lm(input_ids=ids[None], logits_to_keep=positions - 1, use_cache=False)
+        return output.logits[0]
+
+    def state(self) -> dict[str, Tensor]:
+        """The adapter under peft's own key names, ready for adapter_model.safetensors."""
+        state = get_peft_model_state_dict(self.peft, adapter_name=POLICY)
+        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(state.items())}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Raises SetupError where a checkpoint's keys are not exactly this adapter's."""
+        wanted = set(get_peft_model_state_dict(self.peft, adapter_name=POLICY))
+        if wanted != set(state):
+            odd = sorted(wanted ^ set(state))[0]
+            raise SetupError(f"the checkpoint's adapter does not fit this model and these settings: {odd}")
+        set_peft_model_state_dict(self.peft, state, adapter_name=POLICY)
+
+    @torch.no_grad()
+    def pull_to_base(self, factor: float) -> None:
+        """Multiply LoRA B by `factor`: the adapter's effect shrinks, its directions stay [ours]."""
+        for name, parameter in self.parameters().items():
+            if ".lora_B." in name:
+                parameter.mul_(factor)
+
+
+def _target_modules(setting: str) -> str | list[str]:
+    return setting if setting == "all-linear" else [name.strip() for name in setting.split(",")]

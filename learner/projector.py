@@ -1,0 +1,74 @@
+"""Keeps the tables of completions and updates, a projection of the log and of the update reports.
+
+Every write is an upsert, so that a replay after a crash repeats it.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from app.events.log import Position
+from app.events.schema import CompletionEvent
+from app.registry import Registry
+from app.registry.records import CompletionRow, UpdateRow
+from learner.report import UpdateReport
+
+Outcome = Literal["trained", "dropped", "expired"]
+
+
+class Projector:
+    """Collects completion rows and writes them together."""
+
+    def __init__(self, registry: Registry, policy: str) -> None:
+        self._projections = registry.projections
+        self._policy = policy
+        self._rows: list[CompletionRow] = []
+
+    def completion(self, event: CompletionEvent, position: Position) -> None:
+        self._rows.append(
+            CompletionRow(
+                id=event.completion_id,
+                policy=self._policy,
+                session_id=event.session_id,
+                key_id=event.key_id,
+                version=event.version,
+                position=str(position),
+                at=event.at,
+                prompt_tokens=event.usage.prompt_tokens,
+                completion_tokens=event.usage.completion_tokens,
+                finish_reason=event.finish_reason,
+                trainable=event.trainable,
+                reason=event.not_trainable_reason,
+                messages=event.messages,
+                output=event.output,
+                state="waiting" if event.trainable else "not_trainable",
+                rollout_update=None,
+                trained_version=None,
+            )
+        )
+
+    def outcome(self, session_ids: Sequence[str], outcome: Outcome, update: int | None = None) -> None:
+        self.flush()
+        self._projections.set_outcome(self._policy, session_ids, outcome, update)
+
+    def update(self, report: UpdateReport, epoch: int, at: datetime) -> None:
+        row = UpdateRow(
+            policy=self._policy,
+            number=report.number,
+            epoch=epoch,
+            version=None,
+            at=at,
+            session_ids=report.session_ids,
+            metrics=report.metrics(),
+        )
+        self._projections.save(self._policy, self._rows, [row])
+        self._rows = []
+        self._projections.set_outcome(self._policy, report.session_ids, "trained", report.number)
+
+    def published(self, updates: Sequence[int], version: int) -> None:
+        self._projections.set_published(self._policy, updates, version)
+
+    def flush(self) -> None:
+        if self._rows:
+            self._projections.save(self._policy, self._rows, [])
+            self._rows = []
