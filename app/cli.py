@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -161,8 +160,8 @@ def _show(resolved: Resolved) -> None:
 
 
 def _become(module: str, *args: str) -> NoReturn:
-    """Run a module of the learning side as a process of its own: the app never imports it."""
-    sys.exit(subprocess.run([sys.executable, "-m", module, *args], check=False).returncode)
+    """Go on as a module of the learning side, which the app never imports; signals reach it directly."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *args])
 
 
 def _as_variables(options: dict[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from app.engines.fingerprint import fingerprint
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
+from app.events.schema import RollbackEvent
 from app.registry import Registry
 from app.registry.database import upgrade
 from app.settings import load
@@ -32,10 +34,12 @@ from learner.settings import LearnerSettings
 from learner.stream import StreamState
 from learner.trainer import Trainer
 
+OnRollback = Callable[[RollbackEvent], None]
+
 log = logging.getLogger("learner")
 
 
-def build(settings: LearnerSettings, registry: Registry) -> Learner:
+def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback = lambda event: None) -> Learner:
     """Wire a learner over the settings' log, base model and adapter store."""
     table = settings.learner
     torch.set_num_threads(table.threads)
@@ -58,16 +62,24 @@ def build(settings: LearnerSettings, registry: Registry) -> Learner:
         Publisher(registry, settings.policy, settings.model, settings.resolved_adapter_store),
         StreamState(Joins(timedelta(seconds=settings.feedback_ttl_s))),
         vocabulary,
+        on_rollback,
     )
 
 
-def run(settings: LearnerSettings, until_end: bool) -> None:
-    """Hold the lease and learn until a signal or, with `until_end`, the end of the log."""
+def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = False) -> None:
+    """Hold the lease and learn until a signal or, with `until_end`, the end of the log.
+
+    With `repeat_rollbacks` the registry is a replay's own, so that a rollback on the log moves its pointer too.
+    """
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stopping.append(received))
     registry = Registry.open(settings.resolved_database_url)
-    learner = build(settings, registry)
+
+    def repeat(event: RollbackEvent) -> None:
+        registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
+
+    learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     table = settings.learner
 
@@ -107,7 +119,7 @@ def replay(log_url: str, out: Path) -> None:
     settings, _ = load(LearnerSettings, options)
     out.mkdir(parents=True, exist_ok=True)
     upgrade(settings.resolved_database_url)
-    run(settings, until_end=True)
+    run(settings, until_end=True, repeat_rollbacks=True)
 
 
 if __name__ == "__main__":

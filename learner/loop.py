@@ -8,7 +8,6 @@ from dataclasses import replace
 from app.events.log import EventLog, Record
 from app.events.schema import BadEvent, CompletionEvent, Event, FeedbackEvent, RollbackEvent, decode
 from app.registry import Registry
-from app.registry.errors import LeaseLost
 from app.registry.records import Lease
 from learner import checkpoint
 from learner.joins import Joined
@@ -25,7 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class Learner:
-    """Applies events in order; its whole state is in the newest checkpoint and the log after it."""
+    """Applies events in order; its whole state is in the newest checkpoint and the log after it.
+
+    Args:
+        vocabulary: token ids of the base; a completion with others is no event of this policy.
+        on_rollback: told of each rollback before it is applied; a replay moves its own registry's epoch on.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Learner:
         publisher: Publisher,
         stream: StreamState,
         vocabulary: int,
+        on_rollback: Callable[[RollbackEvent], None] = lambda event: None,
     ) -> None:
         self._policy = policy
         self._log = events
@@ -44,6 +49,7 @@ class Learner:
         self._publisher = publisher
         self._projector = Projector(registry, policy)
         self._vocabulary = vocabulary
+        self._on_rollback = on_rollback
         self.stream = stream
 
     def resume(self) -> None:
@@ -56,7 +62,6 @@ class Learner:
         path = self._publisher.path(newest.number)
         checkpoint.read_trainer(path, self._trainer)
         self.stream.load_state(checkpoint.read_stream(path))
-        self.stream.lineage = self.stream.lineage or [newest.number]
         log.info("resuming from version %d at %s", newest.number, self.stream.positions)
 
     def run(self, lease: Lease, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
@@ -174,6 +179,7 @@ class Learner:
         """Restore the version that the operator chose; an event of an epoch already reached is a redelivery."""
         if event.epoch <= self.stream.epoch:
             return
+        self._on_rollback(event)
         self._restore(event.to)
         self.stream.epoch = event.epoch
         self.stream.lineage = [number for number in self.stream.lineage if number < event.to]
@@ -198,6 +204,3 @@ def wait(seconds: float) -> Callable[[], bool]:
 def stop_at_end() -> bool:
     """An `idle` that ends the run when the log is at its end."""
     return False
-
-
-__all__ = ["Learner", "LeaseLost", "stop_at_end", "wait"]

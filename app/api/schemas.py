@@ -103,6 +103,13 @@ class FeedbackRequest(StrictModel):
     comment: str | None = Field(None, max_length=4096)
     metadata: dict[str, Any] | None = None
 
+    @field_validator("id")
+    @classmethod
+    def _printable(cls, id: str | None) -> str | None:
+        if id is not None and not id.isprintable():
+            raise ValueError("use printable characters only")
+        return id
+
     @model_validator(mode="after")
     def _one_each(self) -> Self:
         if (self.completion_id is None) == (self.session_id is None):

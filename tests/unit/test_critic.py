@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from app.errors import SetupError
 from app.settings import TINY_MODEL
 from learner.critic import FullCritic, make_policy_and_critic
-from learner.models import load_base
+from learner.models import Policy, load_base
 from learner.rollouts import Rollout
 from learner.settings import TrainingSettings
 from learner.trainer import Trainer
@@ -114,7 +114,7 @@ def test_base_logits_are_the_plain_models() -> None:
 
 
 def test_full_critic_keeps_attention_and_moves_mlp_and_head() -> None:
-    """After 50 updates attention, norms and embeddings have the base's bits; every MLP projection and the head moved."""
+    """After 50 updates attention, norms and embeddings have the base's bits; every MLP weight and the head moved."""
     trainer = new_trainer(critic="full")
     assert isinstance(trainer.critic, FullCritic)
     base = {name.removeprefix("model."): p for name, p in _base_weights().items()}
@@ -131,7 +131,7 @@ def test_full_critic_keeps_attention_and_moves_mlp_and_head() -> None:
 
 
 def test_lora_critic_keeps_the_base_and_moves_its_mlp_adapter_and_head() -> None:
-    """After 50 updates the shared base has its bits; the critic has adapters on MLP projections only, and they moved."""
+    """After 50 updates the shared base has its bits; the critic's adapters are on MLP projections only, and moved."""
     trainer = new_trainer(critic="lora")
     start = snapshot(trainer.critic.parameters())
     _train(trainer, 50)
@@ -261,16 +261,23 @@ def test_state_with_other_keys_is_refused_with_the_key(odd: str) -> None:
 
 
 def test_seed_decides_the_initial_adapters() -> None:
-    """The same seed gives the same weights, another seed others, and the global generator is left as it was."""
-    torch.manual_seed(3)
-    drawn = torch.rand(1)
+    """The same seed gives the same weights and another seed others, whatever the global generator says."""
     torch.manual_seed(3)
     first, again, other = (new_trainer(seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.rand(1), drawn)
     for owner in ("policy", "critic"):
         weights = [snapshot(getattr(trainer, owner).parameters()) for trainer in (first, again, other)]
         assert same(weights[0], weights[1])
         assert changed(weights[0], weights[2]) == {name for name in weights[0] if ".lora_A." in name}
+
+
+def test_policy_gives_the_global_generator_back_as_it_was() -> None:
+    """peft draws initial weights from the global generator; who seeded it draws the same numbers afterwards."""
+    base = load_base(str(TINY_MODEL), "cpu")
+    torch.manual_seed(3)
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    Policy(base, TrainingSettings())
+    assert torch.equal(torch.rand(2), drawn)
 
 
 def test_nothing_drops_out() -> None:

@@ -1,6 +1,7 @@
 """Rollouts: which token a reward belongs to, and which turns share a sequence."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def _is_prefix(short: tuple[int, ...], long: tuple[int, ...]) -> bool:
 def _groups(turns: list[Turn]) -> list[list[Turn]]:
     """By the definition: a turn joins the one before it if its prompt begins with all of that turn's tokens."""
     groups = [[turns[0]]]
-    for before, now in zip(turns, turns[1:], strict=False):
+    for before, now in pairwise(turns):
         if _is_prefix(before.prompt_ids + before.completion_ids, now.prompt_ids):
             groups[-1].append(now)
         else:
@@ -186,7 +187,7 @@ def test_joined_events_become_a_rollout() -> None:
 
 
 def test_untrainable_completion_has_no_action_tokens() -> None:
-    """What was served and not recorded exactly is in the rollout, without action tokens and without a say in its age."""
+    """What was served and not recorded exactly stays in the rollout, without action tokens or a say in its age."""
     bad = completion("s", "b", trainable=False, not_trainable_reason="top_p", version=1)
     rollout = build_rollout("s", [completion("s", "a", version=5), bad], [feedback("s")])
     assert [t.action_tokens for t in rollout.turns] == [2, 0]

@@ -199,7 +199,8 @@ def test_negative_advantages_within_a_rollout_are_damped_token_by_token() -> Non
     """One rollout whose advantages have both signs: the gradient is that of the damped ones."""
     trainer = new_trainer(**{**PAPER, "negative_scale": 0.25})
     perturb(trainer)
-    rollout = _rollout(trainer)
+    turns = (replace(FIRST, reward=3.0), SECOND)
+    rollout = Rollout("s", tuple(recorded(trainer.policy, t) for t in turns), -1.0)
     advantages = _advantages(trainer, rollout)
     assert min(advantages) < 0 < max(advantages)
     count = len(advantages)
@@ -320,27 +321,26 @@ def test_splitting_into_sequences_leaves_the_advantages_as_they_are() -> None:
     assert one.advantage_rms > 0.1
 
 
-def test_critic_steps_leave_the_policy_and_the_policy_step_leaves_the_critic(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["lora", "full"])
+def test_critic_steps_leave_the_policy_and_the_policy_step_leaves_the_critic(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each optimizer moves its own model, bit for bit."""
-    for form in ("lora", "full"):
-        trainer = new_trainer(critic=form)
-        perturb(trainer)
-        rollout = _rollout(trainer)
-        policy = snapshot(trainer.policy.parameters())
-        critic: list[dict[str, Tensor]] = []
-        seen: list[bool] = []
-
-        def look(
-            trainer: Trainer = trainer, policy: dict[str, Tensor] = policy, critic: list[dict[str, Tensor]] = critic
-        ) -> None:
-            seen.append(same(policy, snapshot(trainer.policy.parameters())))
-            critic.append(snapshot(trainer.critic.parameters()))
-
-        _before_each_step(monkeypatch, trainer.policy_optimizer, look)
-        trainer.update([rollout])
-        assert seen.pop() is True
-        assert same(critic[-1], snapshot(trainer.critic.parameters()))
-        assert changed(policy, snapshot(trainer.policy.parameters())) == policy.keys()
+    trainer = new_trainer(critic=form)
+    perturb(trainer)
+    rollout = _rollout(trainer)
+    start = snapshot(trainer.policy.parameters())
+    between: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+    _before_each_step(
+        monkeypatch,
+        trainer.policy_optimizer,
+        lambda: between.append((snapshot(trainer.policy.parameters()), snapshot(trainer.critic.parameters()))),
+    )
+    trainer.update([rollout])
+    [(policy, critic)] = between
+    assert same(start, policy)
+    assert same(critic, snapshot(trainer.critic.parameters()))
+    assert changed(start, snapshot(trainer.policy.parameters())) == start.keys()
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.05])
@@ -496,8 +496,8 @@ def test_shift_pulls_the_adapter_to_the_base_and_clears_adam(
 ) -> None:
     """On an alarm LoRA B is multiplied by shift_pull, A stays and Adam starts anew; `none` does nothing."""
     trainer = new_trainer((0.0, 4.0), on_shift=on_shift, shift_threshold=1.0)
-    for _ in range(13):
-        assert not trainer.update([_single(trainer, 4.0)]).shifted
+    assert not any(trainer.detector.observe(1.0, trainer.settings) for _ in range(13))
+    assert not trainer.update([_single(trainer, 4.0)]).shifted
     after_step: list[dict[str, Tensor]] = []
     step = trainer.policy_optimizer.step
     monkeypatch.setattr(
@@ -514,11 +514,11 @@ def test_shift_pulls_the_adapter_to_the_base_and_clears_adam(
 
 
 def test_shift_test_sees_rewards_scaled_to_the_policys_range() -> None:
-    """Rewards of 4 in a range up to 40 are low (0.1), and their fall to 0 is no shift."""
-    trainer = new_trainer((0.0, 40.0), shift_threshold=1.0)
-    reports = [trainer.update([_single(trainer, reward)]) for reward in [4.0] * 13 + [0.0]]
-    assert not any(report.shifted for report in reports)
-    assert trainer.detector.rewards == pytest.approx([0.1] * 13 + [0.0])
+    """In a range of -40 to 40 a reward of 4 is 0.55; what lies outside the range counts as its end."""
+    trainer = new_trainer((-40.0, 40.0))
+    for reward in (4.0, -40.0, 40.0, 50.0, -41.0):
+        trainer.update([_single(trainer, reward)])
+    assert trainer.detector.rewards == pytest.approx([0.55, 0.0, 1.0, 1.0, 0.0])
 
 
 def test_fresh_on_policy_rollouts_have_a_ratio_of_one(tmp_path: Path) -> None:
