@@ -82,7 +82,7 @@ class AppSettings(SharedSettings):
     client_key: SecretStr | None = Field(None, description="first client key; made at first start if absent")
     slots: int = Field(8, ge=2, description="adapter versions that the local engine holds at once")
     engine_threads: int = Field(1, ge=1, description="CPU threads of the local engine")
-    keep_versions: int = Field(20, ge=1, description="newest versions whose files stay on disk")
+    keep_versions: int = Field(100, ge=1, description="newest versions whose files stay on disk")
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")
     on_capture_failure: Literal["fail_closed", "fail_open"] = Field(
         "fail_closed", description="an answer that cannot be recorded: refuse it, or let it go and count the loss"

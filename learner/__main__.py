@@ -15,10 +15,10 @@ from typing import Any
 import click
 import torch
 
-from app.engines.fingerprint import fingerprint
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
 from app.events.schema import RollbackEvent
+from app.fingerprint import fingerprint
 from app.registry import Registry
 from app.registry.database import upgrade
 from app.settings import load

@@ -8,21 +8,20 @@ request whose step it was. Batching is vLLM's business, not this engine's.
 
 import asyncio
 import inspect
-import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 from jinja2 import TemplateError
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftModel, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from app.engines.adapter_files import AdapterReader
 from app.engines.base import (
     BASE_VERSION,
     Adapter,
@@ -34,18 +33,13 @@ from app.engines.base import (
     TokenLogprob,
 )
 from app.engines.detokenize import Detokenizer, StopStrings
-from app.engines.fingerprint import fingerprint
 from app.engines.sampler import Draw, distribution, draw, is_greedy, seeded
 from app.engines.tool_calls import ToolCallParser
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, SetupError, Unavailable
+from app.fingerprint import fingerprint
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
-_PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
-_MAX_RANK = 512  # vLLM's largest: what is published must load in both engines
-# What turns an adapter into more than low-rank updates of the base's own layers. vLLM refuses it too.
-_REFUSED_OPTIONS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
-_PLAIN_INIT = (True, False, "gaussian", "orthogonal", "eva")  # the others (PiSSA, OLoRA, …) change the base
 
 
 class LocalEngine(Engine):
@@ -194,6 +188,7 @@ class _Model:
             )
         self._base: Any = model.eval().requires_grad_(False)
         self._base.to(self._device)
+        self._adapters = AdapterReader(model.config)
         self.dtype: torch.dtype = model.dtype
         config = model.config.get_text_config()
         self.context = int(getattr(config, "max_position_embeddings", None) or self._tokenizer.model_max_length)
@@ -260,8 +255,7 @@ class _Model:
             raise AdapterRejected(
                 f"{adapter.name}: all {slots} adapter slots are taken by {sorted(self.versions)}; unload one first."
             )
-        config, tensors = _read_adapter(adapter)
-        self._rehearse(adapter, config, tensors)
+        config, tensors = self._adapters.read(adapter)
         name = _slot(adapter.version)
         try:
             if self._peft is None:
@@ -342,30 +336,6 @@ class _Model:
             layer._active_adapter = [] if version == BASE_VERSION else [_slot(version)]
         self._active = version
 
-    def _rehearse(self, adapter: Adapter, config: LoraConfig, tensors: Mapping[str, Tensor]) -> None:
-        """Let peft build the adapter on a copy of the model without weights, and compare the tensors.
-
-        peft itself ignores tensors that it has no place for, and cannot take back an adapter that fails half-way.
-        """
-        try:
-            with torch.device("meta"):
-                copy = get_peft_model(AutoModelForCausalLM.from_config(self._base.config), config)
-        except (ValueError, TypeError) as error:
-            raise AdapterRejected(f"{adapter.name} does not fit the base model: {error}") from error
-        if any(layer.lora_variant for layer in copy.modules() if isinstance(layer, LoraLayer)):
-            raise AdapterRejected(f"{adapter.name} is no plain LoRA adapter.")
-        expected = {k: v.shape for k, v in get_peft_model_state_dict(copy, save_embedding_layers=False).items()}
-        problems = {
-            "unknown tensors": sorted(tensors.keys() - expected.keys()),
-            "missing tensors": sorted(expected.keys() - tensors.keys()),
-            "tensors of another shape": [k for k in tensors if tensors[k].shape != expected.get(k, tensors[k].shape)],
-            "tensors with values that are not finite": [k for k, v in tensors.items() if not v.isfinite().all()],
-        }
-        for problem, keys in problems.items():
-            if keys:
-                more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-                raise AdapterRejected(f"{adapter.name} has {problem}: {', '.join(keys[:3])}{more}.")
-
 
 def _best_device() -> str:
     if torch.cuda.is_available():
@@ -388,36 +358,3 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
             )
         content = "".join(part["text"] for part in content)
     return {**message, "content": content or ""}
-
-
-def _read_adapter(adapter: Adapter) -> tuple[LoraConfig, dict[str, Tensor]]:
-    """An adapter directory's config and tensors, if it is a plain LoRA adapter in safetensors."""
-    if not adapter.path.is_dir():
-        raise AdapterRejected(f"{adapter.name}: there is no directory {adapter.path}.")
-    pickles = [path.name for path in adapter.path.iterdir() if path.suffix in _PICKLES]
-    if pickles:
-        raise AdapterRejected(f"{adapter.name} holds {pickles[0]}, which may be a pickle; only safetensors are read.")
-    try:
-        options = json.loads((adapter.path / "adapter_config.json").read_bytes())
-        _check_options(adapter, options)
-        config = LoraConfig.from_pretrained(str(adapter.path))
-        return config, load_file(adapter.path / "adapter_model.safetensors")
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise AdapterRejected(f"{adapter.name} cannot be read: {error}") from error
-
-
-def _check_options(adapter: Adapter, options: dict[str, Any]) -> None:
-    kind = options.get("peft_type") if isinstance(options, dict) else None
-    if kind != "LORA":
-        raise AdapterRejected(f"{adapter.name} is of type {kind}; only LORA can be served.")
-    for option in _REFUSED_OPTIONS:
-        if options.get(option):
-            raise AdapterRejected(f"{adapter.name} has {option} = {options[option]}, which cannot be served.")
-    if options.get("bias", "none") != "none":
-        raise AdapterRejected(f'{adapter.name} has bias = {options["bias"]}; only "none" can be served.')
-    init = options.get("init_lora_weights", True)
-    if init not in _PLAIN_INIT:
-        raise AdapterRejected(f"{adapter.name} has init_lora_weights = {init}, which changes the base's weights.")
-    rank = options.get("r")
-    if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
-        raise AdapterRejected(f"{adapter.name} has rank {rank}; it must be from 1 to {_MAX_RANK}.")

@@ -48,10 +48,10 @@ class Demo:
         self._rng = Random(seed)
         self._progress = Progress(TASTES, per_phase)
         self._looked = 0.0
+        self._pinned: dict[str, int] = {}
 
     def follow(self, console: Console) -> list[Rollout]:
         """Live through the three tastes, and pin what was live at the end of each."""
-        self.pinned: dict[str, int] = {}
         with make_view(console) as view:
             for taste in TASTES:
                 wanted = islice(requests(self._rng, taste), self._progress.rollouts_per_phase)
@@ -59,7 +59,7 @@ class Demo:
                     self._progress.rollouts.append(rollout)
                     self._look()
                     view.show(self._progress)
-                self.pinned[taste] = self._pin()
+                self._pinned[taste] = self._pin()
         self._settle()
         return self._progress.rollouts
 
@@ -69,7 +69,7 @@ class Demo:
         `seconds` run from sending the order until the first answer of the old version arrives; meanwhile answers
         of one token are asked for, one after the other.
         """
-        version = self.pinned[TAKEN_BACK_TO]
+        version = self._pinned[TAKEN_BACK_TO]
         before = self._mean_scores("before")
         ordered = time.monotonic()
         self._operator.roll_back(version, "the demo takes back what was learned last")

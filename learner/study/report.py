@@ -24,7 +24,13 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the demo; `versions` are all that were ever made, oldest first."""
+    """One run of the demo.
+
+    Attributes:
+        updates: what the learner did with the rollouts, oldest first.
+        versions: all that it made of them, oldest first.
+        wall_s: from the command's start to the last answer, the service's start included.
+    """
 
     seed: int
     rollouts: list[Rollout]

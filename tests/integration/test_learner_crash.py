@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engines.fingerprint import fingerprint
+from app.fingerprint import fingerprint
 from app.events.schema import RollbackEvent
 from app.registry import Registry, upgrade
 from app.settings import TINY_MODEL

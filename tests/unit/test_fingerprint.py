@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.engines.fingerprint import fingerprint
+from app.fingerprint import fingerprint
 from app.errors import SetupError
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "transformers_version": "5.0.0", "_name_or_path": "/somewhere"}

@@ -1,0 +1,106 @@
+"""Adapter directories: read, and refuse with the reason what an engine would misapply or silently ignore."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from app.engines.base import Adapter
+from app.errors import AdapterRejected
+
+_PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
+_MAX_RANK = 512  # vLLM's largest: what is published must load in both engines
+# What turns an adapter into more than low-rank updates of the base's own layers. vLLM refuses it too.
+_REFUSED_OPTIONS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
+_PLAIN_INIT = (True, False, "gaussian", "orthogonal", "eva")  # the others (PiSSA, OLoRA, …) change the base
+
+
+class AdapterReader:
+    """Reads adapters for one base model.
+
+    Versions of a policy share a configuration, so what a configuration's tensors must be is found once.
+    """
+
+    def __init__(self, base: PretrainedConfig) -> None:
+        self._base = base
+        self._shapes: dict[str, Mapping[str, torch.Size]] = {}
+
+    def read(self, adapter: Adapter) -> tuple[LoraConfig, dict[str, Tensor]]:
+        """The adapter's configuration and tensors; raises AdapterRejected with the reason."""
+        config, tensors = _read_adapter(adapter)
+        key = json.dumps(config.to_dict(), sort_keys=True, default=_plain)
+        if key not in self._shapes:
+            self._shapes[key] = self._rehearse(adapter, config)
+        _compare(adapter, tensors, self._shapes[key])
+        return config, tensors
+
+    def _rehearse(self, adapter: Adapter, config: LoraConfig) -> Mapping[str, torch.Size]:
+        """Let peft build the adapter on a copy of the model without weights; the shapes of its tensors.
+
+        peft itself ignores tensors that it has no place for, and cannot take back an adapter that fails half-way.
+        """
+        try:
+            with torch.device("meta"):
+                copy = get_peft_model(AutoModelForCausalLM.from_config(self._base), config)
+        except (ValueError, TypeError) as error:
+            raise AdapterRejected(f"{adapter.name} does not fit the base model: {error}") from error
+        if any(layer.lora_variant for layer in copy.modules() if isinstance(layer, LoraLayer)):
+            raise AdapterRejected(f"{adapter.name} is no plain LoRA adapter.")
+        return {k: v.shape for k, v in get_peft_model_state_dict(copy, save_embedding_layers=False).items()}
+
+
+def _compare(adapter: Adapter, tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> None:
+    problems = {
+        "unknown tensors": sorted(tensors.keys() - expected.keys()),
+        "missing tensors": sorted(expected.keys() - tensors.keys()),
+        "tensors of another shape": [k for k in tensors if tensors[k].shape != expected.get(k, tensors[k].shape)],
+        "tensors with values that are not finite": [k for k, v in tensors.items() if not v.isfinite().all()],
+    }
+    for problem, keys in problems.items():
+        if keys:
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise AdapterRejected(f"{adapter.name} has {problem}: {', '.join(keys[:3])}{more}.")
+
+
+def _plain(value: object) -> object:
+    return sorted(value) if isinstance(value, set) else str(value)
+
+
+def _read_adapter(adapter: Adapter) -> tuple[LoraConfig, dict[str, Tensor]]:
+    """An adapter directory's config and tensors, if it is a plain LoRA adapter in safetensors."""
+    if not adapter.path.is_dir():
+        raise AdapterRejected(f"{adapter.name}: there is no directory {adapter.path}.")
+    pickles = [path.name for path in adapter.path.iterdir() if path.suffix in _PICKLES]
+    if pickles:
+        raise AdapterRejected(f"{adapter.name} holds {pickles[0]}, which may be a pickle; only safetensors are read.")
+    try:
+        options = json.loads((adapter.path / "adapter_config.json").read_bytes())
+        _check_options(adapter, options)
+        config = LoraConfig.from_pretrained(str(adapter.path))
+        return config, load_file(adapter.path / "adapter_model.safetensors")
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise AdapterRejected(f"{adapter.name} cannot be read: {error}") from error
+
+
+def _check_options(adapter: Adapter, options: dict[str, Any]) -> None:
+    kind = options.get("peft_type") if isinstance(options, dict) else None
+    if kind != "LORA":
+        raise AdapterRejected(f"{adapter.name} is of type {kind}; only LORA can be served.")
+    for option in _REFUSED_OPTIONS:
+        if options.get(option):
+            raise AdapterRejected(f"{adapter.name} has {option} = {options[option]}, which cannot be served.")
+    if options.get("bias", "none") != "none":
+        raise AdapterRejected(f'{adapter.name} has bias = {options["bias"]}; only "none" can be served.')
+    init = options.get("init_lora_weights", True)
+    if init not in _PLAIN_INIT:
+        raise AdapterRejected(f"{adapter.name} has init_lora_weights = {init}, which changes the base's weights.")
+    rank = options.get("r")
+    if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
+        raise AdapterRejected(f"{adapter.name} has rank {rank}; it must be from 1 to {_MAX_RANK}.")
