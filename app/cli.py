@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from app.errors import RiachoError, SetupError
 from app.events.open import open_log
 from app.registry import revisions, upgrade
 from app.serve import serve_app
-from app.settings import AppSettings, Resolved, load
+from app.settings import AppSettings, load
+from app.settings_view import show_settings
 from app.supervisor import supervise
 from app.telemetry import logs
 
@@ -59,7 +61,8 @@ def up(**options: Any) -> None:
 @settings_options
 def serve(**options: Any) -> None:
     """Start the API alone."""
-    settings, _ = load(AppSettings, options)
+    settings, resolved = load(AppSettings, options)
+    logging.getLogger("app").info("settings: %s", resolved)
     serve_app(settings)
 
 
@@ -143,20 +146,14 @@ def log_replay(id: int) -> None:
 @cli.command()
 @settings_options
 @click.option("--json", "as_json", is_flag=True)
-def config(as_json: bool, **options: Any) -> None:
+@click.option("--learner", is_flag=True, help="The learner's settings, its hyper-parameters among them.")
+def config(as_json: bool, learner: bool, **options: Any) -> None:
     """Show the resolved settings and where each came from."""
+    if learner:
+        os.environ.update(_as_variables(options))
+        _become("learner", "config", *(["--json"] if as_json else []))
     _, resolved = load(AppSettings, options)
-    if as_json:
-        click.echo(json.dumps({"values": dict(resolved.values), "sources": dict(resolved.sources)}))
-        return
-    _show(resolved)
-
-
-def _show(resolved: Resolved) -> None:
-    table = Table("setting", "value", "from")
-    for key, value in resolved.values.items():
-        table.add_row(key, str(value), resolved.sources[key])
-    console.print(table)
+    show_settings(resolved, as_json)
 
 
 def _become(module: str, *args: str) -> NoReturn:

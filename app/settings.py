@@ -112,6 +112,15 @@ class Resolved:
     values: Mapping[str, Any]
     sources: Mapping[str, Source]
 
+    def __str__(self) -> str:
+        """What differs from the defaults, on one line."""
+        given = [
+            f"{key} = {value} ({self.sources[key]})"
+            for key, value in self.values.items()
+            if self.sources[key] != "default"
+        ]
+        return "; ".join(given) or "all defaults"
+
 
 def load(cls: type[S], options: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[S, Resolved]:
     """Resolve one process's settings; raises SetupError that names the key, the value and what would be right."""
@@ -141,7 +150,9 @@ def _validate(cls: type[S], values: dict[str, Any]) -> S:
         lines = []
         for item in error.errors(include_url=False):
             key = ".".join(str(part) for part in item["loc"])
-            lines.append(f"{key} = {item['input']!r}: {item['msg']}" if key else str(item["msg"]))
+            why = item["msg"].removeprefix("Value error, ")
+            given = "" if isinstance(item["input"], dict) else f"{key} = {item['input']!r}: "
+            lines.append(given + why)
         raise SetupError("settings: " + "; ".join(lines)) from error
 
 

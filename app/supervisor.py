@@ -1,5 +1,6 @@
 """`riacho up`: the API and the learner as two processes; a learner that dies is started again."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ def supervise(env: Mapping[str, str]) -> int:
     """Run both until a signal or until the API ends; the API's exit status.
 
     The learner resumes from its newest checkpoint, so that a restart loses nothing. One that keeps dying is
-    started ever more seldom; serving goes on meanwhile.
+    started ever more seldom; serving goes on meanwhile. Wrong settings, which no restart mends, end both.
     """
     stopping: list[int] = []
 
@@ -31,11 +32,12 @@ def supervise(env: Mapping[str, str]) -> int:
         signal.signal(number, stop)
     api = _start(("-m", "app.cli", "serve"), env)
     learner = _Restarted(("-m", "learner", "run"), env)
-    while not stopping and api.poll() is None:
+    while not stopping and api.poll() is None and not learner.misconfigured:
         learner.check()
         time.sleep(POLL_S)
     learner.stop()
-    return _stop(api)
+    status = _stop(api)
+    return os.EX_CONFIG if learner.misconfigured else status
 
 
 class _Restarted:
@@ -48,9 +50,13 @@ class _Restarted:
         self._restart_at: float | None = None
         self._process = _start(args, env)
 
+    @property
+    def misconfigured(self) -> bool:
+        return self._process.returncode == os.EX_CONFIG
+
     def check(self) -> None:
         now = time.monotonic()
-        if self._process.poll() is None:
+        if self._process.poll() is None or self.misconfigured:
             return
         if self._restart_at is None:
             self._pause = FIRST_PAUSE_S if now - self._started > STABLE_S else min(2 * self._pause, LONGEST_PAUSE_S)

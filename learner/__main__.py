@@ -21,7 +21,9 @@ from app.events.schema import RollbackEvent
 from app.fingerprint import fingerprint
 from app.registry import Registry
 from app.registry.database import upgrade
+from app.registry.errors import LeaseLost
 from app.settings import load
+from app.settings_view import show_settings
 from app.telemetry import logs
 from learner.critic import make_policy_and_critic
 from learner.joins import Joins
@@ -91,7 +93,7 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
         idle = stop_at_end if until_end else wait(table.poll_s)
         learner.run(keeper.lease, lambda: not stopping and not keeper.lost, idle)
     if keeper.lost:
-        raise SetupError("the learner's lease was lost: this process was paused or cut off; start it again")
+        raise LeaseLost("the learner's lease was lost: this process was paused or cut off; start it again")
 
 
 @click.group()
@@ -104,8 +106,17 @@ def main() -> None:
 @click.option("--until-end", is_flag=True, help="Stop at the end of the log instead of waiting for more.")
 def run_command(until_end: bool) -> None:
     """Learn from the log as events come."""
-    settings, _ = load(LearnerSettings, {})
+    settings, resolved = load(LearnerSettings, {})
+    log.info("settings: %s", resolved)
     run(settings, until_end)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True)
+def config(as_json: bool) -> None:
+    """Show the learner's resolved settings and where each came from."""
+    _, resolved = load(LearnerSettings, {})
+    show_settings(resolved, as_json)
 
 
 @main.command()
@@ -125,8 +136,12 @@ def replay(log_url: str, out: Path) -> None:
 if __name__ == "__main__":
     try:
         main(standalone_mode=False)
+    except SetupError as error:
+        click.echo(f"riacho: {error.message}", err=True)
+        sys.exit(os.EX_CONFIG)
     except RiachoError as error:
-        sys.exit(f"riacho: {error.message}")
+        click.echo(f"riacho: {error.message}", err=True)
+        sys.exit(os.EX_TEMPFAIL)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -41,6 +41,17 @@ def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[st
     used it, and it is replaced.
     """
     contents = serialize(trainer, base_model, stream)
+    try:
+        _write_aside(directory, contents)
+    except OSError as error:
+        raise SetupError(
+            f"the checkpoint {directory} cannot be written ({error.strerror}): free disk space or mend "
+            "the permissions; the learner resumes from the newest version, and nothing is lost"
+        ) from error
+    return digest(contents)
+
+
+def _write_aside(directory: Path, contents: Mapping[str, bytes]) -> None:
     aside = directory.with_name(f".{directory.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -54,7 +65,6 @@ def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[st
         shutil.rmtree(directory)
     aside.rename(directory)
     _fsync_directory(directory.parent)
-    return digest(contents)
 
 
 def serialize(trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ TUNED_CRITIC_LR = 2e-3
 class TrainingSettings(BaseModel):
     """What one update does; stored with every version that it made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     seed: int = Field(0, description="initial LoRA weights")
 
@@ -65,6 +65,11 @@ class TrainingSettings(BaseModel):
 
     publish_every: int = Field(1, ge=1, description="updates between published versions")
     max_kl: float = Field(3.0, gt=0, description="nats a token from the base above which a version is rejected")
+
+    @field_validator("critic_modules", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
     @field_validator("eps_low")
     @classmethod

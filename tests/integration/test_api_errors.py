@@ -77,7 +77,7 @@ def refused(service: Service, **fields: Any) -> dict[str, Any]:
         ("metadata", {"session_id": 5}),
         ("no_such_field", 1),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_wrong_value_names_its_field(service: Service, field: str, value: Any) -> None:
     """A field of a wrong type or out of its range is a 400 whose message names the field."""
@@ -200,7 +200,7 @@ ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize(
-    "authorization", [None, "Bearer wrong", "Bearer ", "Bearer", "test-client-key", "Basic dGVzdDp0ZXN0", "Bearer \xff"]
+    "authorization", [None, "Bearer wrong", "Bearer", "test-client-key", "Basic dGVzdDp0ZXN0", "Bearer \xff"]
 )
 def test_every_route_wants_a_key(service: Service, method: str, path: str, authorization: str | None) -> None:
     """Without a valid bearer key: 401 that says which header is missing, whatever the body."""

@@ -21,17 +21,10 @@ def other(service: Service) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.fixture(scope="module")
-def judged_id(service: Service) -> str:
-    """A completion that no test judges finally."""
-    id: str = service.ask(max_tokens=4)["id"]
-    return id
-
-
 @pytest.fixture
 def id(service: Service) -> str:
     """A fresh completion of the client's."""
-    id: str = service.ask(max_tokens=4)["id"]
+    id: str = service.ask(max_tokens=2)["id"]
     return id
 
 
@@ -95,27 +88,27 @@ def test_ends_of_the_range_are_inside(service: Service, id: str, reward: float) 
         {"reward": 1, "metadata": []},
         {"reward": 1, "score": 1},
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
-def test_wrong_judgement_is_refused(service: Service, judged_id: str, value: dict[str, Any]) -> None:
+def test_wrong_judgement_is_refused(service: Service, id: str, value: dict[str, Any]) -> None:
     """A reward that is no number inside the range, two values or none: 400, and nothing is stored."""
-    error = error_of(service.judge(completion_id=judged_id, **value), 400)
+    error = error_of(service.judge(completion_id=id, **value), 400)
     assert error["type"] == "invalid_request_error"
-    assert feedback_events(service, judged_id) == []
+    assert feedback_events(service, id) == []
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_are_none_are_refused(service: Service, judged_id: str, literal: str) -> None:
+def test_numbers_that_are_none_are_refused(service: Service, id: str, literal: str) -> None:
     """NaN and the infinities never become a reward."""
-    body = f'{{"completion_id": "{judged_id}", "reward": {literal}}}'
+    body = f'{{"completion_id": "{id}", "reward": {literal}}}'
     response = service.client.post("/v1/feedback", content=body, headers={"content-type": "application/json"})
     error_of(response, 400)
-    assert feedback_events(service, judged_id) == []
+    assert feedback_events(service, id) == []
 
 
-def test_range_is_in_the_message(service: Service, judged_id: str) -> None:
+def test_range_is_in_the_message(service: Service, id: str) -> None:
     """An out-of-range reward is told the range."""
-    error = error_of(service.judge(completion_id=judged_id, reward=5), 400)
+    error = error_of(service.judge(completion_id=id, reward=5), 400)
     assert error["param"] == "reward"
     assert "0 to 1" in error["message"]
 
@@ -147,21 +140,21 @@ def forged(id: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", forged("chatcmpl-abcdef.abcd"))
-def test_forged_id_is_unknown(service: Service, judged_id: str, how: str) -> None:
+def test_forged_id_is_unknown(service: Service, id: str, how: str) -> None:
     """A completion id with any change is a 404 for feedback and for the record, not a bug."""
-    id = forged(judged_id)[how]
-    error = error_of(service.judge(completion_id=id, reward=1), 404)
+    other_id = forged(id)[how]
+    error = error_of(service.judge(completion_id=other_id, reward=1), 404)
     assert error["param"] == "completion_id"
-    if id:
-        error_of(service.client.get(f"/v1/completions/{id}"), 404)
+    if other_id:
+        error_of(service.client.get(f"/v1/completions/{other_id}"), 404)
 
 
-def test_somebody_elses_completion(service: Service, other: httpx.Client, judged_id: str) -> None:
+def test_somebody_elses_completion(service: Service, other: httpx.Client, id: str) -> None:
     """Another client can neither judge nor see a completion, and is not told more than that."""
-    error = error_of(service.judge(other, completion_id=judged_id, reward=1), 404)
+    error = error_of(service.judge(other, completion_id=id, reward=1), 404)
     assert "key" in error["message"]
-    error_of(other.get(f"/v1/completions/{judged_id}"), 404)
-    assert feedback_events(service, judged_id) == []
+    error_of(other.get(f"/v1/completions/{id}"), 404)
+    assert feedback_events(service, id) == []
 
 
 def test_admin_judges_and_sees_any_completion(service: Service, id: str) -> None:

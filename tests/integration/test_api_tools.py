@@ -143,7 +143,7 @@ def test_two_results_and_text_beside_a_call(service: Service, tokenizer: Any) ->
         {"role": "wizard", "content": "x"},
         {"content": "x"},
     ],
-    ids=str,
+    ids=lambda message: str(message)[:60],
 )
 def test_malformed_message_is_refused(service: Service, message: dict[str, Any]) -> None:
     """A message that the template cannot read is the caller's error and says so."""

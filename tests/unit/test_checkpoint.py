@@ -153,7 +153,12 @@ def test_every_file_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pyt
     """Five files and their directory are fsynced while the name is not there yet, the parent after it is."""
     renamed_at: list[bool] = []
     sync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (renamed_at.append((tmp_path / "3").exists()), sync(handle)))
+
+    def looked_at(handle: int) -> None:
+        renamed_at.append((tmp_path / "3").exists())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", looked_at)
     checkpoint.write(tmp_path / "3", new_trainer(), BASE, STREAM)
     assert renamed_at == [False] * 6 + [True]
 
@@ -213,7 +218,7 @@ def test_adapter_files_are_what_peft_reads(tmp_path: Path) -> None:
     trainer = new_trainer(rank=4, lora_alpha=12)
     _train(trainer, 0, 1)
     checkpoint.write(tmp_path / "1", trainer, BASE, STREAM)
-    config = LoraConfig.from_pretrained(tmp_path / "1")
+    config = LoraConfig.from_pretrained(str(tmp_path / "1"))
     assert isinstance(config, LoraConfig)
     assert (config.r, config.lora_alpha, config.base_model_name_or_path) == (4, 12, BASE)
     assert config.lora_dropout == 0.0

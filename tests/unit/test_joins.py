@@ -67,7 +67,7 @@ def test_every_order_of_completions_and_feedback_gives_the_same_rollout() -> Non
 
 def test_sessions_do_not_touch_each_other() -> None:
     """Interleaved sessions give one rollout each, with their own completions."""
-    log = [
+    log: list[Joinable] = [
         completion("s", "a"),
         completion("t", "b"),
         feedback("t", "ft", reward=0.0),
@@ -85,12 +85,14 @@ def test_redelivered_events_count_once() -> None:
     turn_reward = feedback("s", "fa", completion_id="a", reward=0.25, final=False)
     [rollout] = _run([answer, turn_reward, answer, turn_reward, feedback("s", "f", reward=0.5)])
     assert (len(rollout.turns), rollout.total_reward) == (1, 0.75)
+    [*_, joined] = _feed(Joins(TTL), answer, turn_reward, answer, turn_reward, feedback("s", "f", reward=0.5))
+    assert joined == Joined("s", (Position(0, 0),), (Position(0, 1), Position(0, 4)))
 
 
 def test_redelivery_after_the_end_gives_no_second_rollout() -> None:
     """Both events again, after their rollout, train nothing and are counted as late."""
     joins = Joins(TTL)
-    events = [completion(), feedback()]
+    events: list[Joinable] = [completion(), feedback()]
     found = _feed(joins, *events, *events)
     assert [joined is not None for joined in found] == [False, True, False, False]
     assert joins.late == 2

@@ -146,7 +146,7 @@ def test_reward_range_has_to_have_a_width(low: str, high: str) -> None:
 )
 def test_no_authentication_only_on_the_loopback(host: str, allowed: bool) -> None:
     """auth = false on an address that others reach is refused."""
-    sources = {"env": {"RIACHO_AUTH": "false", "RIACHO_HOST": host}}
+    sources: dict[str, Any] = {"env": {"RIACHO_AUTH": "false", "RIACHO_HOST": host}}
     if allowed:
         assert _load(**sources)[0].auth is False
     else:

@@ -109,7 +109,12 @@ def _before_each_step(
     monkeypatch: pytest.MonkeyPatch, optimizer: torch.optim.Optimizer, look: Callable[[], None]
 ) -> None:
     step = optimizer.step
-    monkeypatch.setattr(optimizer, "step", lambda *args: (look(), step(*args)))
+
+    def looked_at() -> None:
+        look()
+        step()
+
+    monkeypatch.setattr(optimizer, "step", looked_at)
 
 
 def _adam(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -303,7 +308,8 @@ class _TableCritic(Critic):
 def test_splitting_into_sequences_leaves_the_advantages_as_they_are() -> None:
     """Given the same values, turns in one sequence and turns in three have the same advantages: GAE crosses turns."""
     policy = new_trainer().policy
-    extended, history = [], (5, 6)
+    extended: list[Turn] = []
+    history: tuple[int, ...] = (5, 6)
     for number, count in enumerate((2, 3, 1)):
         made = turn(history, [100 * number + i + 10 for i in range(count)], reward=0.5 * number)
         extended.append(made)
@@ -500,9 +506,12 @@ def test_shift_pulls_the_adapter_to_the_base_and_clears_adam(
     assert not trainer.update([_single(trainer, 4.0)]).shifted
     after_step: list[dict[str, Tensor]] = []
     step = trainer.policy_optimizer.step
-    monkeypatch.setattr(
-        trainer.policy_optimizer, "step", lambda: (step(), after_step.append(snapshot(trainer.policy.parameters())))
-    )
+
+    def looked_at() -> None:
+        step()
+        after_step.append(snapshot(trainer.policy.parameters()))
+
+    monkeypatch.setattr(trainer.policy_optimizer, "step", looked_at)
     report = trainer.update([_single(trainer, 0.0)])
     assert report.shifted is (on_shift == "pull")
     assert trainer.stats.shifts == int(on_shift == "pull")
