@@ -23,8 +23,12 @@ class TrainingSettings(BaseModel):
 
     seed: int = Field(0, description="initial LoRA weights")
 
-    eps_low: float = Field(0.3, description="DIS: ratios must lie above 1 - eps_low (paper: 0.3; coding agents 0.8)")
-    eps_high: float = Field(5.0, description="DIS: ratios must lie below 1 + eps_high (paper: 5.0; coding agents 3.0)")
+    eps_low: float = Field(
+        0.3, allow_inf_nan=True, description="DIS: ratios must lie above 1 - eps_low (paper: 0.3; coding agents 0.8)"
+    )
+    eps_high: float = Field(
+        5.0, allow_inf_nan=True, description="DIS: ratios must lie below 1 + eps_high (paper: 5.0; coding agents 3.0)"
+    )
     gamma: float = Field(1.0, gt=0, le=1, description="discount per action token (paper: 1)")
     lambda_alpha: float = Field(1.5, gt=0, description="policy lambda = 1 - 1 / (alpha * action tokens) (paper: 1.5)")
     critic_steps: int = Field(2, ge=1, description="critic steps an update, K (paper: 2)")
@@ -84,7 +88,7 @@ class TrainingSettings(BaseModel):
     @field_validator("eps_high")
     @classmethod
     def _eps_high(cls, value: float) -> float:
-        if value < 1:
+        if not 1 <= value < float("inf"):
             raise ValueError(
                 f"the DIS band is an offset, so this accepts ratios only up to {1 + value:g} and masks bf16 noise. "
                 "The paper uses 5.0 (accept up to 6.0) for chat and reasoning, 3.0 for coding agents"
