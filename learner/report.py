@@ -69,7 +69,11 @@ class PolicyCollector:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport(PolicyStats):
-    """One update in numbers; `seconds` is by phase, `version_lag` is filled in by the loop."""
+    """One update in numbers.
+
+    `kl_to_base` is of the policy that the update started from, `kl_after` of the one that it made. `seconds` is
+    by phase; the loop fills in `number` and `version_lag`.
+    """
 
     number: int
     session_ids: list[str]
@@ -80,6 +84,7 @@ class UpdateReport(PolicyStats):
     value_losses: list[float]
     critic_grad_norm: float
     explained_variance: float | None
+    kl_after: float
     shifted: bool
     truncated: int
     seconds: dict[str, float]

@@ -95,6 +95,7 @@ class Trainer:
         policy = self._train_policy(batch)
         policy_done = self._timer()
         shifted = self._observe_rewards(rollouts)
+        kl_after = self._mean_kl(batch)
         self.stats.updates += 1
         self.stats.value_pairs += [(float(p.values[0]), float(p.targets[0])) for p in batch]
         del self.stats.value_pairs[:-VARIANCE_WINDOW]
@@ -109,11 +110,13 @@ class Trainer:
             critic_grad_norm=critic_norm,
             explained_variance=explained_variance(self.stats.value_pairs),
             shifted=shifted,
+            kl_after=kl_after,
             truncated=sum(t.finish_reason == "length" for r in rollouts for t in r.turns),
             seconds={
                 "values": values_done - start,
                 "critic": critic_done - values_done,
                 "policy": policy_done - critic_done,
+                "check": self._timer() - policy_done,
             },
             **asdict(policy),
         )
@@ -182,6 +185,16 @@ class Trainer:
         if self.settings.kl_estimator == "full":
             return sao.full_kl(logits, base_logits)
         return sao.sampled_kl(logprobs, sao.token_logprobs(base_logits, sequence.actions, sequence.temperature))
+
+    @torch.no_grad()
+    def _mean_kl(self, batch: Sequence[Prepared]) -> float:
+        """KL to the base of the policy as it is now, in nats a token, on the tokens of this update."""
+        rows = []
+        for sequence in (s for prepared in batch for s in prepared.sequences):
+            logits = self.policy.logits(sequence.ids, sequence.positions)
+            logprobs = sao.token_logprobs(logits, sequence.actions, sequence.temperature)
+            rows.append(self._kl(logits, logprobs, self.policy.base_logits(sequence.ids, sequence.positions), sequence))
+        return float(torch.cat(rows).mean())
 
     def _shape(self, advantages: Tensor) -> Tensor:
         """The restraints on advantages: a running scale (never a centre) and damped negatives [ours]."""

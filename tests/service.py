@@ -85,10 +85,10 @@ class Service:
     Args:
         home: state and keys; an existing directory.
         command: `serve` (the API alone) or `up` (API and learner).
-        extra: RIACHO_* variables on top.
+        extra: RIACHO_* variables on top; None takes one away.
     """
 
-    def __init__(self, home: Path, command: str = "serve", extra: Mapping[str, str] | None = None) -> None:
+    def __init__(self, home: Path, command: str = "serve", extra: Mapping[str, str | None] | None = None) -> None:
         self.home = home
         self.admin_key, self.client_key = "test-admin-key", "test-client-key"
         self._command = command
@@ -246,7 +246,7 @@ class Service:
         return body
 
     def _variables(self) -> dict[str, str]:
-        return {
+        variables = {
             "RIACHO_PORT": "0",
             "RIACHO_ADMIN_KEY": self.admin_key,
             "RIACHO_CLIENT_KEY": self.client_key,
@@ -254,6 +254,7 @@ class Service:
             "RIACHO_MODEL": MODEL,
             **self._extra,
         }
+        return {name: value for name, value in variables.items() if value is not None}
 
     def _address(self, seen: int) -> str | None:
         if self._process.poll() is not None:

@@ -89,11 +89,14 @@ def show(run: Run, console: Console) -> None:
 
 
 def _phases(run: Run) -> Table:
-    table = Table(title=f"What users liked, and how the answers followed (seed {run.seed})")
+    table = Table(
+        title=f"What users liked, and how the answers followed (seed {run.seed})",
+        caption="explained: share of the rewards' variance that the critic foresees; "
+        "language: answers in whole sentences of the model's grammar",
+    )
     table.add_column("users want", no_wrap=True)
     for column in (
-        "rollouts", f"first {measure.FIRST}", f"last {measure.LAST}", f"until {measure.GOOD}", "explained variance",
-        "whole sentences",
+        "rollouts", f"first {measure.FIRST}", f"last {measure.LAST}", f"until {measure.GOOD}", "explained", "language",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for phase, variance, language in zip(run.phases, run.explained_variance, run.language, strict=True):

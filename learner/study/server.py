@@ -157,12 +157,14 @@ class Operator:
         return int(self._get("")["live_version"] or 0)
 
     def newest_updates(self, limit: int) -> list[dict[str, Any]]:
+        """The newest first."""
         found: list[dict[str, Any]] = self._get("/updates", limit=limit)["updates"]
         return found
 
     def updates(self) -> list[dict[str, Any]]:
-        """All updates, oldest first."""
-        return self._all("/updates", "updates")
+        """All updates, oldest first, with sessions as their client named them (the service says `KEY:NAME`)."""
+        rows = self._all("/updates", "updates")
+        return [{**row, "session_ids": [name.rpartition(":")[2] for name in row["session_ids"]]} for row in rows]
 
     def versions(self) -> list[dict[str, Any]]:
         """All versions ever made, oldest first."""

@@ -31,11 +31,12 @@ def test_defaults_are_openais() -> None:
     assert not plain.structured
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["temperature", "top_p", "top_k", "min_p", "n", "max_tokens", "max_completion_tokens", "stop", "seed", "stream"]
-    + ["presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "tools", "store", "metadata"],
-)
+NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"]
+INTEGERS = ["n", "max_tokens", "max_completion_tokens", "top_k", "seed", "top_logprobs"]
+FLAGS = ["stream", "logprobs", "store", "parallel_tool_calls"]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *INTEGERS, *FLAGS, "stop", "logit_bias", "tools", "metadata"])
 def test_null_is_the_default(name: str) -> None:
     """Clients send null for what they leave alone."""
     given_null = chat(**{name: None})
@@ -86,11 +87,6 @@ def test_top_k_of_minus_one_is_off() -> None:
 def test_constrained_output_is_known(fields: dict[str, Any], structured: bool) -> None:
     """What a grammar shapes is marked, so that it is not trained on."""
     assert sampling(**fields).structured is structured
-
-
-NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"]
-INTEGERS = ["n", "max_tokens", "max_completion_tokens", "top_k", "seed", "top_logprobs"]
-FLAGS = ["stream", "logprobs", "store", "parallel_tool_calls"]
 
 
 @pytest.mark.parametrize("value", ["1", True, [1], {}], ids=repr)
