@@ -71,7 +71,7 @@ def create_app(
         middleware=[RequestMetrics(), DefineMiddleware(AuthMiddleware)],
         exception_handlers=HANDLERS,
         lifespan=[lifespan],
-        plugins=[PydanticPlugin(prefer_alias=True)],
+        plugins=[PydanticPlugin(prefer_alias=True, validate_strict=True)],
         openapi_config=OpenAPIConfig(title="Riacho", version="1", path="/openapi"),
         request_max_body_size=settings.max_body_bytes,
         logging_config=None,

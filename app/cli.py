@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
@@ -127,7 +128,7 @@ def log_dead(as_json: bool) -> None:
         return
     table = Table("id", "position", "attempts", "reason")
     for letter in letters:
-        table.add_row(str(letter.id), str(letter.position), str(letter.attempts), letter.reason)
+        table.add_row(str(letter.id), str(letter.position), str(letter.attempts), Text(letter.reason))
     console.print(table)
 
 

@@ -1,5 +1,6 @@
 """Start the API: first keys, a bound socket, uvicorn."""
 
+import asyncio
 import errno
 import socket
 
@@ -12,6 +13,8 @@ from app.registry import Registry
 from app.security.secrets import first_key
 from app.settings import AppSettings
 
+GRACE_S = 20
+
 
 def serve_app(settings: AppSettings) -> None:
     """Serve until a signal. Raises SetupError for a port in use or a registry that needs an upgrade."""
@@ -20,12 +23,15 @@ def serve_app(settings: AppSettings) -> None:
     show_first_keys(settings)
     host, port = listening.getsockname()[:2]
     click.echo(f"riacho serves {settings.policy!r} on http://{host}:{port}/v1", err=True)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(settings), log_level="warning", lifespan="on", timeout_graceful_shutdown=20)
-    )
-    server.run(sockets=[listening])
-    if not server.started:
-        raise SetupError("the service did not start; the message above says why")
+    asyncio.run(_serve(settings, listening))
+
+
+async def _serve(settings: AppSettings, listening: socket.socket) -> None:
+    """The lifespan is entered here and not by uvicorn, so that what stops a start is raised as it is."""
+    app = create_app(settings)
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=GRACE_S)
+    async with app.lifespan():
+        await uvicorn.Server(config).serve(sockets=[listening])
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -49,7 +49,7 @@ def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback
     registry.policies.ensure(
         settings.policy, settings.model, fingerprint(settings.model), settings.reward_min, settings.reward_max
     )
-    base = load_base(settings.model, table.device)
+    base = load_base(settings.model)
     vocabulary = int(base.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     policy, critic = make_policy_and_critic(base, table.training)
     gap = check_logprobs(policy)

@@ -75,7 +75,7 @@ def serialize(trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> d
         ADAPTER: save(trainer.policy.state(), metadata={"format": "pt"}),
         CRITIC: save(trainer.critic.state()),
         OPTIMIZER: save(_optimizer_state(trainer)),
-        STATE: json.dumps(state, sort_keys=True, allow_nan=False).encode(),
+        STATE: json.dumps(state, allow_nan=False).encode(),
     }
 
 
@@ -108,8 +108,8 @@ def read_stream(directory: Path) -> dict[str, Any]:
 def _read_state(directory: Path) -> dict[str, Any]:
     try:
         return json.loads((directory / STATE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise _broken(directory, error) from error
+    except (OSError, ValueError) as error:
+        raise _broken(directory / STATE, error) from error
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from app.errors import SetupError
-from learner.models import Policy, seeded
+from learner.models import Policy, check_fit, seeded
 from learner.settings import TrainingSettings
 
 CRITIC = "critic"
@@ -47,11 +47,9 @@ class Critic(ABC):
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Raises SetupError where a checkpoint's keys are not exactly this critic's."""
+        """Raises SetupError where a checkpoint's tensors are not exactly this critic's."""
         parameters = self.parameters()
-        if set(parameters) != set(state):
-            odd = sorted(set(parameters) ^ set(state))[0]
-            raise SetupError(f"the checkpoint's critic does not fit this model and these settings: {odd}")
+        check_fit("critic", parameters, state)
         for name, parameter in parameters.items():
             parameter.copy_(state[name])
 
@@ -141,7 +139,7 @@ def _zero_head(model: Any) -> nn.Linear:
     head = nn.Linear(int(model.config.get_text_config().hidden_size), 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    return head.to(next(model.parameters()).device)
+    return head
 
 
 def _last_hidden(decoder: Any, ids: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Everything here goes into the checkpoint. Payloads do not: they are read from th
 complete, so that a checkpoint stays small however much traffic waits.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from app.events.log import Position
 from app.events.schema import CompletionEvent, FeedbackEvent, ForgetEvent, SessionClosedEvent
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass
@@ -87,6 +87,7 @@ class Joins:
         self._ttl = ttl
         self._pending: dict[str, Pending] = {}
         self._ended: dict[str, datetime] = {}
+        self._oldest = _LATEST
         self.late = 0
 
     def __len__(self) -> int:
@@ -105,11 +106,12 @@ class Joins:
             return None
         if isinstance(event, ForgetEvent):
             self._pending.pop(session, None)
-            self._ended[session] = event.at
+            self._remember(session, event.at)
             return None
         pending = self._pending.pop(session, None) or Pending()
         self._pending[session] = pending
         pending.at = max(pending.at, event.at)
+        self._oldest = min(self._oldest, pending.at)
         _add(pending, event, position)
         return self._end(session, event.at) if pending.complete else None
 
@@ -119,20 +121,30 @@ class Joins:
         met = pending is not None and event.completion_id in pending.completions
         return not met and event.session_id not in self._ended
 
-    def expire(self, now: datetime) -> Iterator[str]:
-        """Give up, in event time, on sessions whose last event is older than the time to live."""
+    def expire(self, now: datetime) -> list[str]:
+        """Give up, in event time, on sessions whose last event is older than the time to live; which they were.
+
+        Looks at each session only once the oldest may be due.
+        """
         horizon = now - self._ttl
-        for session in _older(self._pending, lambda pending: pending.at, horizon):
+        if self._oldest >= horizon:
+            return []
+        expired = [session for session, pending in self._pending.items() if pending.at < horizon]
+        for session in expired:
             del self._pending[session]
-            self._ended[session] = now
-            yield session
-        for session in _older(self._ended, lambda at: at, horizon):
-            del self._ended[session]
+        self._ended = {session: at for session, at in self._ended.items() if at >= horizon}
+        self._ended |= dict.fromkeys(expired, now)
+        self._oldest = min([*(p.at for p in self._pending.values()), *self._ended.values()], default=_LATEST)
+        return expired
 
     def _end(self, session: str, at: datetime) -> Joined:
         pending = self._pending.pop(session)
-        self._ended[session] = at
+        self._remember(session, at)
         return Joined(session, tuple(pending.completions.values()), tuple(pending.feedback.values()))
+
+    def _remember(self, session: str, at: datetime) -> None:
+        self._ended[session] = at
+        self._oldest = min(self._oldest, at)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -144,6 +156,7 @@ class Joins:
     def load_state(self, state: dict[str, Any]) -> None:
         self._pending = {session: Pending.from_state(pending) for session, pending in state["pending"].items()}
         self._ended = {session: datetime.fromisoformat(at) for session, at in state["ended"].items()}
+        self._oldest = _NEVER
         self.late = state["late"]
 
 
@@ -157,13 +170,3 @@ def _add(pending: Pending, event: CompletionEvent | FeedbackEvent | SessionClose
             pending.judged.add(event.completion_id)
     else:
         pending.closed = True
-
-
-def _older(waiting: dict[str, Any], at: Any, horizon: datetime) -> list[str]:
-    """The leading entries before the horizon; both dictionaries are nearly in order of event time."""
-    old: list[str] = []
-    for session, entry in waiting.items():
-        if at(entry) >= horizon:
-            break
-        old.append(session)
-    return old

@@ -102,10 +102,12 @@ class Learner:
     def _check(self, event: Event) -> None:
         if event.policy != self._policy:
             raise BadEvent(f"policy: {event.policy!r} on the log of {self._policy!r}")
-        if isinstance(event, CompletionEvent) and event.trainable:
+        if isinstance(event, CompletionEvent):
             tokens = event.prompt_ids + event.completion_ids
-            if not event.prompt_ids or min(tokens) < 0 or max(tokens) >= self._vocabulary:
-                raise BadEvent(f"prompt_ids or completion_ids: empty, or outside the vocabulary of {self._vocabulary}")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+                raise BadEvent(f"prompt_ids or completion_ids: outside the vocabulary of {self._vocabulary} tokens")
+            if event.trainable and not event.prompt_ids:
+                raise BadEvent("prompt_ids: empty, though the completion is trainable")
 
     def _apply(self, event: Event, record: Record) -> None:
         for session in self.stream.joins.expire(self.stream.now):

@@ -1,6 +1,6 @@
 """The LoRA policy over a frozen base."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,14 +16,14 @@ from learner.settings import TrainingSettings
 POLICY = "policy"
 
 
-def load_base(model: str, device: str) -> PreTrainedModel:
+def load_base(model: str) -> PreTrainedModel:
     """The frozen base in float32, in evaluation mode: dropout in the trainer puts tokens out of band."""
     try:
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise SetupError(f"model = {model!r} cannot be loaded: {error}", param="model") from error
     base.requires_grad_(False)
-    return base.eval().to(device)
+    return base.eval()
 
 
 @contextmanager
@@ -83,16 +83,15 @@ class Policy:
 
     def state(self) -> dict[str, Tensor]:
         """The adapter under peft's own key names, ready for adapter_model.safetensors."""
-        state = get_peft_model_state_dict(self.peft, adapter_name=POLICY)
-        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(state.items())}
+        return {name: t.detach().cpu().contiguous().clone() for name, t in sorted(self._peft_state().items())}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Raises SetupError where a checkpoint's keys are not exactly this adapter's."""
-        wanted = set(get_peft_model_state_dict(self.peft, adapter_name=POLICY))
-        if wanted != set(state):
-            odd = sorted(wanted ^ set(state))[0]
-            raise SetupError(f"the checkpoint's adapter does not fit this model and these settings: {odd}")
+        """Raises SetupError where a checkpoint's tensors are not exactly this adapter's."""
+        check_fit("adapter", self._peft_state(), state)
         set_peft_model_state_dict(self.peft, state, adapter_name=POLICY)
+
+    def _peft_state(self) -> dict[str, Tensor]:
+        return get_peft_model_state_dict(self.peft, adapter_name=POLICY, save_embedding_layers=False)
 
     @torch.no_grad()
     def pull_to_base(self, factor: float) -> None:
@@ -100,6 +99,17 @@ class Policy:
         for name, parameter in self.parameters().items():
             if ".lora_B." in name:
                 parameter.mul_(factor)
+
+
+def check_fit(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raises SetupError, naming a tensor, unless names and shapes are the same."""
+    shapes, found = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (wanted, given))
+    for name in sorted(shapes.keys() | found.keys()):
+        if shapes.get(name) != found.get(name):
+            raise SetupError(
+                f"the checkpoint's {what} does not fit this model and these settings: {name} has shape "
+                f"{found.get(name)}, here it is {shapes.get(name)}; set rank, modules and critic as they were"
+            )
 
 
 def _target_modules(setting: str) -> str | list[str]:

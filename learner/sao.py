@@ -50,7 +50,8 @@ def policy_loss(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, band: B
         total: N, the action tokens of the whole update, rejected ones included [ours].
     """
     weight = dis_weight(importance_ratio(logprobs.detach(), behaviour), band) * advantages
-    return -(weight * logprobs).sum() / total
+    kept = torch.where(weight == 0, torch.zeros_like(logprobs), logprobs)
+    return -(weight * kept).sum() / total
 
 
 def policy_lambda(action_tokens: int, alpha: float) -> float:

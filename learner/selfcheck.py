@@ -16,10 +16,9 @@ def check_logprobs(policy: Policy) -> float:
     Raises SetupError above the tolerance of the dtype: dropout left on, or a model whose cached decoding
     differs from its forward pass, would push ratios out of the band before anything is learned.
     """
-    device = next(policy.peft.parameters()).device
     vocabulary = policy.causal_lm.get_input_embeddings().weight.shape[0]
-    ids = (torch.arange(1, TOKENS + 1, device=device) * 7919) % vocabulary
-    positions = torch.arange(1, TOKENS, device=device)
+    ids = (torch.arange(1, TOKENS + 1) * 7919) % vocabulary
+    positions = torch.arange(1, TOKENS)
     at_once = policy.logits(ids, positions).float().log_softmax(-1)
     cache, steps = None, []
     for token in ids[:-1]:

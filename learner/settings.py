@@ -59,7 +59,9 @@ class TrainingSettings(BaseModel):
     kl_coef: float = Field(0.05, ge=0, description="anchor to the base; 0 = the paper's loss")
     kl_estimator: Literal["full", "sampled"] = Field("full", description="whole vocabulary, or k3 on sampled tokens")
     negative_scale: float = Field(0.3, ge=0, le=1, description="damping of negative advantages; 1 = the paper")
-    advantage_scale: Literal["none", "rms"] = Field("none", description="divide by the running RMS, never centre")
+    advantage_scale: Literal["none", "rms"] = Field(
+        "none", description="divide by the running RMS (at least 0.05), never centre"
+    )
 
     on_shift: Literal["none", "pull"] = Field("pull", description="what an alarm of the change-point test does")
     shift_pull: float = Field(0.1, ge=0, lt=1, description="LoRA B is multiplied by this on an alarm")
@@ -121,7 +123,6 @@ class LearnerTable(TrainingSettings):
     """The `[learner]` table: the hyper-parameters and how the process runs."""
 
     threads: int = Field(1, ge=1, description="CPU threads; a replay repeats bytes only with the same number")
-    device: str = Field("cpu", description="torch device; only the CPU repeats a run byte for byte")
     lease_s: float = Field(10.0, gt=0, description="how long a dead learner blocks the next one")
     poll_s: float = Field(0.05, gt=0, le=5, description="pause between looks at an idle log")
 

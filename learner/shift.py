@@ -30,10 +30,12 @@ class ShiftDetector:
     def observe(self, reward: float, settings: TrainingSettings) -> bool:
         """Take the next reward in [0, 1]; true if the stream has shifted."""
         self.rewards = [*self.rewards[-4 * REFERENCE :], reward]
-        alarm = self.dead_time <= 0 and self._accumulate(reward, settings)
+        if self.dead_time:
+            self.dead_time -= 1
+            return False
+        alarm = self._accumulate(reward, settings)
         if alarm:
             self.dead_time, self.evidence, self.run = settings.shift_dead_time, 0.0, 0
-        self.dead_time = max(0, self.dead_time - 1)
         return alarm
 
     def _accumulate(self, reward: float, settings: TrainingSettings) -> bool:

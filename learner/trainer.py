@@ -23,6 +23,8 @@ VARIANCE_WINDOW = 128
 REWARD_WINDOW = 128
 RMS_DECAY = 0.95
 RMS_FLOOR = 0.05
+# With no advantage anywhere the KL term's gradient is float32 noise near 4e-8, which Adam would scale to full steps.
+ROUNDING_NORM = 1e-6
 
 
 @dataclass
@@ -155,7 +157,7 @@ class Trainer:
         return losses, norm
 
     def _train_policy(self, batch: Sequence[Prepared]) -> PolicyStats:
-        """One policy step; none in the warm-up, and none where every token is masked."""
+        """One policy step; none in the warm-up, where all tokens are masked, or on a gradient of rounding noise."""
         total = sum(len(p.advantages) for p in batch)
         advantages = [self._shape(p.advantages) for p in batch]
         self.policy_optimizer.zero_grad()
@@ -164,7 +166,7 @@ class Trainer:
             for sequence, piece in zip(prepared.sequences, prepared.split(shaped), strict=True):
                 self._policy_gradient(sequence, piece, total, stats)
         norm = self._clip(self.policy.parameters(), self.settings.policy_clip)
-        stepped = self.stats.updates >= self.settings.critic_warmup and stats.accepted > 0
+        stepped = self.stats.updates >= self.settings.critic_warmup and stats.accepted > 0 and norm > ROUNDING_NORM
         if stepped:
             self.policy_optimizer.step()
         raw = torch.cat([p.advantages for p in batch])

@@ -99,7 +99,7 @@ def turn(
 def new_trainer(reward_range: tuple[float, float] = (0.0, 1.0), **settings: Any) -> Trainer:
     """A trainer over the shipped tiny model, with a timer that stands still."""
     training = TrainingSettings(**settings)
-    policy, critic = make_policy_and_critic(load_base(str(TINY_MODEL), "cpu"), training)
+    policy, critic = make_policy_and_critic(load_base(str(TINY_MODEL)), training)
     return Trainer(policy, critic, training, reward_range, timer=lambda: 0.0)
 
 

@@ -23,7 +23,7 @@ import pytest
 from app.events.open import open_log
 from app.events.schema import CompletionEvent, Event, decode
 from app.events.sqlite import SqliteLog
-from app.registry import Registry
+from app.registry import Registry, upgrade
 from app.settings import TINY_MODEL
 
 T = TypeVar("T")
@@ -98,8 +98,7 @@ class Service:
 
     def __enter__(self) -> Self:
         if self._command == "serve":
-            migrated = riacho(self.home, "db", "upgrade", extra=self._variables())
-            assert migrated.returncode == 0, migrated.stderr
+            upgrade(f"sqlite:///{self.home / 'registry.db'}")
         self.start()
         return self
 
@@ -119,7 +118,7 @@ class Service:
                 start_new_session=True,
             )
         try:
-            self.base_url = eventually(lambda: self._address(seen), "an address in the log", START_S)
+            self.base_url: str = eventually(lambda: self._address(seen), "an address in the log", START_S) or ""
             self._http = [self.http(self.client_key), self.http(self.admin_key), self.http(None)]
             self.client, self.admin, self.anonymous = self._http
             eventually(self.ready, "ready", START_S)
@@ -222,7 +221,8 @@ class Service:
         """POST /v1/chat/completions as `ask` does, whatever comes back; `session` goes into the header."""
         session = fields.pop("session", None)
         headers = {} if session is None else {"X-Riacho-Session": session}
-        body = {"model": POLICY, "messages": [{"role": "user", "content": text}], "max_tokens": 16} | fields
+        body: dict[str, Any] = {"model": POLICY, "messages": [{"role": "user", "content": text}], "max_tokens": 16}
+        body |= fields
         http: httpx.Client = body.pop("http", self.client)
         return http.post("/v1/chat/completions", json=body, headers=headers)
 

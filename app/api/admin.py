@@ -8,6 +8,7 @@ from anyio import to_thread
 from litestar import Controller, Request, get, post
 from litestar.params import Parameter
 
+from app.api.errors import DOCUMENTED
 from app.api.schemas import PinRequest, RollbackRequest
 from app.errors import NotFound
 from app.events.log import DeadLetter
@@ -27,31 +28,32 @@ class AdminController(Controller):
     guards = [admin_only]  # noqa: RUF012 - Litestar reads it as a class attribute
     tags = ["admin"]  # noqa: RUF012
 
-    @get("/")
+    @get("/", responses=DOCUMENTED)
     async def policies(self, services: Services) -> dict[str, Any]:
         """All policies of the registry."""
         records = await to_thread.run_sync(services.registry.policies.list)
         return {"policies": [asdict(record) for record in records]}
 
-    @get("/{policy:str}")
+    @get("/{policy:str}", responses=DOCUMENTED)
     async def policy(self, policy: str, services: Services) -> dict[str, Any]:
         """One policy: its live version, epoch, and whether learning is paused."""
         return asdict(await to_thread.run_sync(services.registry.policies.get, policy))
 
-    @get("/{policy:str}/versions")
+    @get("/{policy:str}/versions", responses=DOCUMENTED)
     async def versions(
         self, policy: str, services: Services, limit: Limit = 200, before: Before = None
     ) -> dict[str, Any]:
         """Versions with state, lineage, metrics and settings, newest first."""
+        await _known(services, policy)
         records = await to_thread.run_sync(services.registry.versions.list, policy, limit, before)
         return {"versions": _rows(records)}
 
-    @get("/{policy:str}/versions/{number:int}")
+    @get("/{policy:str}/versions/{number:int}", responses=DOCUMENTED)
     async def version(self, policy: str, number: Number, services: Services) -> dict[str, Any]:
         """One version."""
         return asdict(await to_thread.run_sync(services.registry.versions.get, policy, number))
 
-    @post("/{policy:str}/versions/{number:int}/pin", status_code=200)
+    @post("/{policy:str}/versions/{number:int}/pin", status_code=200, responses=DOCUMENTED)
     async def pin(
         self,
         policy: str,
@@ -64,21 +66,23 @@ class AdminController(Controller):
         await to_thread.run_sync(services.registry.versions.set_pinned, policy, number, data.pinned, _actor(request))
         return asdict(await to_thread.run_sync(services.registry.versions.get, policy, number))
 
-    @get("/{policy:str}/deployments")
+    @get("/{policy:str}/deployments", responses=DOCUMENTED)
     async def deployments(self, policy: str, services: Services, limit: Limit = 200) -> dict[str, Any]:
         """Moves of the live pointer, newest first."""
+        await _known(services, policy)
         records = await to_thread.run_sync(services.registry.versions.deployments, policy, limit)
         return {"deployments": _rows(records)}
 
-    @get("/{policy:str}/updates")
+    @get("/{policy:str}/updates", responses=DOCUMENTED)
     async def updates(
         self, policy: str, services: Services, limit: Limit = 200, before: Before = None
     ) -> dict[str, Any]:
         """The learner's updates with all metrics, newest first."""
+        await _known(services, policy)
         records = await to_thread.run_sync(services.registry.projections.updates, policy, limit, before)
         return {"updates": _rows(records)}
 
-    @post("/{policy:str}/rollback", status_code=200)
+    @post("/{policy:str}/rollback", status_code=200, responses=DOCUMENTED)
     async def rollback(
         self, policy: str, data: RollbackRequest, request: Request[KeyRecord, None, Any], services: Services
     ) -> dict[str, Any]:
@@ -87,24 +91,24 @@ class AdminController(Controller):
         services.require_policy(policy)
         return asdict(await services.operations.rollback(to, _actor(request), data.reason))
 
-    @post("/{policy:str}/pause", status_code=200)
+    @post("/{policy:str}/pause", status_code=200, responses=DOCUMENTED)
     async def pause(self, policy: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
         """Stop learning; serving and capture go on, and nothing is lost."""
         return await _set_paused(services, policy, True, request)
 
-    @post("/{policy:str}/resume", status_code=200)
+    @post("/{policy:str}/resume", status_code=200, responses=DOCUMENTED)
     async def resume(self, policy: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
         """Learn again, from where learning stopped."""
         return await _set_paused(services, policy, False, request)
 
-    @get("/{policy:str}/dead-letters")
+    @get("/{policy:str}/dead-letters", responses=DOCUMENTED)
     async def dead_letters(self, policy: str, services: Services) -> dict[str, Any]:
         """Records that could not be applied, with the reason."""
         services.require_policy(policy)
         letters = await to_thread.run_sync(services.events.dead_letters)
         return {"dead_letters": [_letter(letter) for letter in letters]}
 
-    @post("/{policy:str}/dead-letters/{id:int}/replay", status_code=200)
+    @post("/{policy:str}/dead-letters/{id:int}/replay", status_code=200, responses=DOCUMENTED)
     async def replay_dead_letter(self, policy: str, id: Number, services: Services) -> dict[str, Any]:
         """Put a dead letter on the log again, as it came."""
         services.require_policy(policy)
@@ -113,6 +117,11 @@ class AdminController(Controller):
         except KeyError:
             raise NotFound(f"there is no dead letter {id}", param="id") from None
         return {"id": id, "position": str(position)}
+
+
+async def _known(services: Services, policy: str) -> None:
+    """Raises NotFound for a policy that is not there: an empty list would hide a typing mistake."""
+    await to_thread.run_sync(services.registry.policies.get, policy)
 
 
 async def _set_paused(

@@ -9,6 +9,7 @@ from typing import Any
 from litestar import Request, Response, post
 from litestar.response import Stream
 
+from app.api.errors import DOCUMENTED
 from app.api.openai import DONE, Shapes, event
 from app.api.schemas import ChatRequest
 from app.engines.base import GenerateRequest
@@ -26,7 +27,7 @@ VERSION_HEADER = "X-Riacho-Version"
 CLIENT_CLOSED = 499
 
 
-@post("/v1/chat/completions", status_code=200, tags=["serving"])
+@post("/v1/chat/completions", status_code=200, tags=["serving"], responses=DOCUMENTED)
 async def chat_completions(
     data: ChatRequest, request: Request[KeyRecord, None, Any], services: Services
 ) -> Response[Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from litestar import Request, get, post
 
+from app.api.errors import DOCUMENTED
 from app.api.schemas import FeedbackRequest
 from app.api.views import completion_view
 from app.errors import InvalidRequest
@@ -12,7 +13,7 @@ from app.services import Services
 from app.serving.feedback import Judgement
 
 
-@post("/v1/feedback", status_code=200, tags=["feedback"])
+@post("/v1/feedback", status_code=200, tags=["feedback"], responses=DOCUMENTED)
 async def post_feedback(
     data: FeedbackRequest, request: Request[KeyRecord, None, Any], services: Services
 ) -> dict[str, Any]:
@@ -36,7 +37,8 @@ async def post_feedback(
         metadata=data.metadata,
     )
     stored = await services.feedback.judge(request.user, judgement)
-    services.metrics.feedback.labels(str(data.final).lower()).inc()
+    if not stored.duplicate:
+        services.metrics.feedback.labels(str(data.final).lower()).inc()
     return {
         "object": "feedback",
         "id": stored.client_id or stored.event_id,
@@ -47,14 +49,14 @@ async def post_feedback(
     }
 
 
-@post("/v1/sessions/{session_id:str}/close", status_code=200, tags=["feedback"])
+@post("/v1/sessions/{session_id:str}/close", status_code=200, tags=["feedback"], responses=DOCUMENTED)
 async def close_session(session_id: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
     """End a session: its rollout is complete if rewards are there, else with the next judgement."""
     closed = await services.feedback.close(request.user, session_id)
     return {"object": "session", "id": session_id, "closed": True, "waits_for_feedback": closed is None}
 
 
-@get("/v1/completions/{completion_id:str}", tags=["feedback"])
+@get("/v1/completions/{completion_id:str}", tags=["feedback"], responses=DOCUMENTED)
 async def get_completion(
     completion_id: str, request: Request[KeyRecord, None, Any], services: Services
 ) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from typing import Any
 
 from litestar import get
 
+from app.api.errors import DOCUMENTED
 from app.services import Services
 from app.serving.versions import ModelNotFound
 
 
-@get("/v1/models", tags=["serving"])
+@get("/v1/models", tags=["serving"], responses=DOCUMENTED)
 async def list_models(services: Services) -> dict[str, Any]:
     """The names that `model` takes. Older versions serve too while their files are kept."""
     return {"object": "list", "data": [_model(services, name) for name in _names(services)]}
 
 
-@get("/v1/models/{name:str}", tags=["serving"])
+@get("/v1/models/{name:str}", tags=["serving"], responses=DOCUMENTED)
 async def get_model(name: str, services: Services) -> dict[str, Any]:
     """One of the listed models."""
     if name not in _names(services):

@@ -33,7 +33,7 @@ from app.engines.base import (
     TokenLogprob,
 )
 from app.engines.detokenize import Detokenizer, StopStrings
-from app.engines.sampler import Draw, distribution, draw, is_greedy, seeded
+from app.engines.sampler import Draw, distribution, draw, seeded
 from app.engines.tool_calls import ToolCallParser
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, SetupError, Unavailable
 from app.fingerprint import fingerprint
@@ -242,7 +242,7 @@ class _Model:
         drawn = draw(
             distribution(logits, request.sampling, answer.ids, request.logit_bias),
             answer.generator,
-            greedy=is_greedy(request.sampling),
+            greedy=request.sampling.greedy,
             alternatives=request.top_logprobs,
         )
         return answer.accept(drawn)
@@ -356,5 +356,8 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
             raise InvalidRequest(
                 f"The model reads text only, but a message has a part of type {foreign[0]}.", param="messages"
             )
-        content = "".join(part["text"] for part in content)
+        texts = [part.get("text") for part in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidRequest("A message's content has a text part without a text.", param="messages")
+        content = "".join(texts)
     return {**message, "content": content or ""}

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from app.events.schema import Sampling
 
-GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 and means greedy in vLLM too
-
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -51,10 +49,6 @@ def draw(logprobs: Tensor, generator: torch.Generator, *, greedy: bool = False, 
     return Draw(token, float(logprobs[token]), top)
 
 
-def is_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature < GREEDY_BELOW
-
-
 def distribution(
     logits: Tensor, sampling: Sampling, generated: Sequence[int] = (), bias: Mapping[int, float] | None = None
 ) -> Tensor:
@@ -75,7 +69,7 @@ def distribution(
     if generated and (sampling.presence_penalty or sampling.frequency_penalty):
         seen, counts = torch.tensor(generated).unique(return_counts=True)
         logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-    if not is_greedy(sampling):
+    if not sampling.greedy:
         logits = _truncated(logits / sampling.temperature, sampling)
     return logits.log_softmax(-1)
 

@@ -41,7 +41,12 @@ def _ints(value: Any) -> Any:
 
 def _floats(value: Any) -> tuple[float, ...]:
     """Rounded to float32 on the way in, so that an event equals itself after a round trip."""
-    return tuple(unpack("f", value)) if isinstance(value, str) else tuple(array("f", value))
+    if isinstance(value, str):
+        return tuple(unpack("f", value))
+    try:
+        return tuple(array("f", value))
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"neither packed float32 nor a sequence of numbers: {error}") from error
 
 
 TokenIds = Annotated[tuple[int, ...], BeforeValidator(_ints), PlainSerializer(lambda v: pack("i", v), return_type=str)]

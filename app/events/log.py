@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from app.errors import Unavailable
+from app.errors import SetupError, Unavailable
 from app.events.schema import Event
 
 
@@ -49,7 +49,17 @@ class LogUnavailable(Unavailable):
     """The log cannot take or give records now; the message says why and what to do."""
 
 
-class LostRange(Exception):
+class PositionAhead(SetupError):
+    """A reader stands beyond the end of the log: the log is another one, or older than the reader's checkpoint."""
+
+    def __init__(self, partition: int, wanted: int, end: int) -> None:
+        super().__init__(
+            f"partition {partition}: the log ends at offset {end}, but the checkpoint has read up to {wanted}; "
+            "restore the log that the checkpoint belongs to, or start with a new registry and adapter store"
+        )
+
+
+class LostRange(SetupError):
     """The log no longer holds positions that a reader asked for."""
 
     def __init__(self, partition: int, wanted: int, first: int) -> None:
@@ -76,7 +86,7 @@ class EventLog(ABC):
     def read(self, after: Mapping[int, int], limit: int) -> Sequence[Record]:
         """Up to `limit` records at or past `after[partition]` (0 where absent), in order within a partition.
 
-        Raises LostRange where the log no longer holds the wanted offset.
+        Raises LostRange where the log no longer holds the wanted offset, PositionAhead where it does not reach it.
         """
 
     @abstractmethod

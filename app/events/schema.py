@@ -21,6 +21,8 @@ from pydantic import (
 
 from app.events.arrays import Logprobs, TokenIds
 
+GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32, and engines take the likeliest token
+
 
 class BadEvent(ValueError):
     """A record that is no event this code can apply; the message is the dead letter's reason."""
@@ -34,7 +36,7 @@ class EventBase(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    event_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1, max_length=128)
+    event_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1, max_length=512)
     schema_version: Literal[1] = 1
     policy: str = Field(min_length=1, max_length=64)
     session_id: str = Field(min_length=1, max_length=128)
@@ -45,7 +47,10 @@ class EventBase(BaseModel):
     def _aware(cls, at: datetime) -> datetime:
         if at.tzinfo is None:
             raise ValueError("at needs a UTC offset")
-        return at.astimezone(UTC)
+        try:
+            return at.astimezone(UTC)
+        except OverflowError as error:
+            raise ValueError(f"at is outside the calendar in UTC: {error}") from error
 
 
 class Sampling(BaseModel):
@@ -64,6 +69,10 @@ class Sampling(BaseModel):
     seed: int | None = None
     max_tokens: int
     stop: tuple[str, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
 
 
 class Usage(BaseModel):
@@ -104,6 +113,9 @@ class CompletionEvent(EventBase):
             )
         if self.trainable and not all(math.isfinite(p) for p in self.logprobs):
             raise ValueError("a trainable completion has a logprob that is not finite")
+        temperature = self.sampling.temperature
+        if self.trainable and not GREEDY_BELOW <= temperature < math.inf:
+            raise ValueError(f"a trainable completion has temperature {temperature}; it must be above 0 and finite")
         if self.trainable == (self.not_trainable_reason is not None):
             raise ValueError("not_trainable_reason goes with trainable = false, and only with it")
         return self

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import SetupError
-from app.events.log import DeadLetter, EventLog, LogUnavailable, LostRange, Position, Record
+from app.events.log import DeadLetter, EventLog, LogUnavailable, LostRange, Position, PositionAhead, Record
 from app.events.schema import Event, encode
 
 _SCHEMA = """
@@ -60,6 +60,8 @@ class SqliteLog(EventLog):
             )
             if rows and rows[0][0] > start:
                 raise LostRange(part, start, rows[0][0])
+            if not rows and start > (end := self.end_positions()[part]):
+                raise PositionAhead(part, start, end)
             records += [Record(Position(part, pos), payload) for pos, payload in rows]
         return records
 

@@ -49,9 +49,12 @@ class Receipts:
             payload, mac = _bytes(payload_text), _bytes(mac_text)
         except (binascii.Error, ValueError):
             raise _unknown(completion_id) from None
-        if not completion_id.startswith(PREFIX) or not hmac.compare_digest(mac, self._mac(payload)):
+        if not hmac.compare_digest(mac, self._mac(payload)):
             raise _unknown(completion_id)
-        return Receipt(*json.loads(payload))
+        receipt = Receipt(*json.loads(payload))
+        if self.sign(receipt) != completion_id:
+            raise _unknown(completion_id)  # the same bytes spelt otherwise would name another completion
+        return receipt
 
     def _mac(self, payload: bytes) -> bytes:
         return hmac.digest(self._secret, payload, hashlib.sha256)[:MAC_BYTES]

@@ -20,10 +20,11 @@ log = logging.getLogger(__name__)
 def completion_event(call: ChatCall, choice: int, answer: Answer, version: int, completion_id: str) -> CompletionEvent:
     """What the log keeps of one choice.
 
-    Without `store` the tokens stay out too, since they are the content; with a key that keeps no content only
+    Tokens whose logprobs are incomplete stay out. Without `store` all tokens do, since they are the content; with a key that keeps no content only
     the text does, since training needs the tokens.
     """
     reason = _reason(call, answer)
+    whole = call.store and len(answer.token_ids) == len(answer.logprobs)
     readable = call.store and call.key.store_content
     return CompletionEvent(
         event_id=completion_id,
@@ -33,8 +34,8 @@ def completion_event(call: ChatCall, choice: int, answer: Answer, version: int, 
         completion_id=completion_id,
         version=version,
         prompt_ids=answer.prompt_ids if call.store else (),
-        completion_ids=tuple(answer.token_ids) if call.store else (),
-        logprobs=tuple(answer.logprobs) if call.store else (),
+        completion_ids=tuple(answer.token_ids) if whole else (),
+        logprobs=tuple(answer.logprobs) if whole else (),
         sampling=call.request.sampling,
         finish_reason=answer.finish_reason or "abort",
         trainable=reason is None,

@@ -6,6 +6,7 @@ from app.errors import InvalidRequest, NotFound
 from app.registry.records import KeyRecord
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+OWNER = re.compile(r"[0-9a-z]{1,16}")
 
 
 def internal_session(key: KeyRecord, name: str, param: str) -> str:
@@ -14,7 +15,7 @@ def internal_session(key: KeyRecord, name: str, param: str) -> str:
     Raises InvalidRequest for a name with other characters or longer than 64.
     """
     owner, colon, rest = name.partition(":")
-    if colon and key.role == "admin" and NAME.fullmatch(rest):
+    if colon and key.role == "admin" and OWNER.fullmatch(owner) and NAME.fullmatch(rest):
         return f"{owner}:{rest}"
     if not NAME.fullmatch(name):
         raise InvalidRequest(

@@ -10,7 +10,7 @@ def reason_not_trainable(sampling: Sampling) -> str | None:
     it makes the behaviour logprobs those of another distribution.
     """
     rules = {
-        "temperature is 0": sampling.temperature == 0,
+        "temperature is 0": sampling.greedy,
         "top_p is below 1": sampling.top_p < 1,
         "top_k is set": sampling.top_k > 0,
         "min_p is set": sampling.min_p > 0,

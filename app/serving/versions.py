@@ -10,7 +10,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from app.engines.base import BASE_VERSION, Adapter, Engine
-from app.errors import AdapterRejected, NotFound, Unavailable
+from app.errors import NotFound, Unavailable
 from app.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Versions:
             return None
         if policy == self._policy and version == "base":
             return BASE_VERSION
-        if policy == self._policy and version.isascii() and version.isdigit():
+        if policy == self._policy and version.isascii() and version.isdigit() and len(version) < 10:
             return int(version)
         raise ModelNotFound(
             f"model {model!r} is not served here; use {self._policy!r} (the live version), "
@@ -126,7 +126,7 @@ class Versions:
 
     async def _load_known(self, version: int) -> None:
         """Load a version that a client named; raises ModelNotFound unless it may serve."""
-        if version != BASE_VERSION and version not in self._engine.loaded():
+        if version != BASE_VERSION:
             try:
                 record = await to_thread.run_sync(self._registry.versions.get, self._policy, version)
             except NotFound as error:
@@ -155,6 +155,3 @@ class Versions:
             )
         oldest = min(idle, key=lambda v: self._used.index(v) if v in self._used else -1)
         await self._engine.unload(oldest)
-
-
-__all__ = ["AdapterRejected", "ModelNotFound", "Versions"]

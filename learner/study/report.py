@@ -96,7 +96,7 @@ def _phases(run: Run) -> Table:
     )
     table.add_column("users want", no_wrap=True)
     for column in (
-        "rollouts", f"first {measure.FIRST}", f"last {measure.LAST}", f"until {measure.GOOD}", "explained", "language",
+        "rollouts", f"first {measure.FIRST}", f"last {measure.LAST}", f"to {measure.GOOD}", "explained", "language",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for phase, variance, language in zip(run.phases, run.explained_variance, run.language, strict=True):

@@ -15,6 +15,8 @@ from learner.tiny.tokenizer import MESSAGE_END, MESSAGE_START, render
 ANSWER_WEIGHT = 1.0
 # A little weight on the user's words teaches the vocabulary at no cost; system text is constant, so none there.
 PROMPT_WEIGHT = 0.1
+# Copying and tool use are hard and say little: among the many tokens of their prompts their answers would drown.
+KIND_WEIGHTS = {"repeat": 2.0, "short_calculator": 2.0, "calculator": 4.0, "search": 4.0}
 # Dialogues sorted by length together: batches with little padding, yet far from sorted over the whole run.
 SORTED_TOGETHER = 2000
 
@@ -65,7 +67,10 @@ def examples(tokenizer: PreTrainedTokenizerFast, dialogues: Iterator[Dialogue]) 
     weigher = Weigher(tokenizer)
     while chunk := list(islice(dialogues, SORTED_TOGETHER)):
         texts = [render(tokenizer, dialogue.messages, dialogue.tools, to_answer=False) for dialogue in chunk]
-        yield [Example(ids, weigher.weights(ids)) for ids in tokenizer(texts)["input_ids"]]
+        yield [
+            Example(ids, [weight * KIND_WEIGHTS.get(dialogue.kind, 1.0) for weight in weigher.weights(ids)])
+            for dialogue, ids in zip(chunk, tokenizer(texts)["input_ids"], strict=True)
+        ]
 
 
 def _cut(chunk: list[Example], tokens: int) -> list[list[Example]]:

@@ -101,7 +101,7 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 
 def weighted_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
-    """The weighted mean cross-entropy of the next tokens, in nats: a scalar.
+    """The weighted sum of the cross-entropies of the next tokens, in nats: a scalar.
 
     No attention mask is needed: padding is on the right, where a causal model does not look.
     """
@@ -109,11 +109,15 @@ def weighted_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     weights, targets = batch.weights[:, 1:], batch.ids[:, 1:]
     counted = weights > 0
     losses = functional.cross_entropy(model.lm_head(hidden[counted]), targets[counted], reduction="none")
-    return (losses * weights[counted]).sum() / weights[counted].sum()
+    return (losses * weights[counted]).sum()
 
 
 def train(model: Qwen3ForCausalLM, stream: Iterator[Batch], settings: Settings) -> None:
-    """Train the model in place. No dialogue is seen twice, so the logged loss is one on unseen data."""
+    """Train the model in place. No dialogue is seen twice, so the logged loss is one on unseen data.
+
+    Each step divides the loss by the same number of tokens. Dividing by the batch's own weights would favour
+    batches of short answers, and teach the model to call its tools less often than the corpus does.
+    """
     model.train()
     both = optimisers(model, settings)
     losses: list[float] = []
@@ -122,11 +126,11 @@ def train(model: Qwen3ForCausalLM, stream: Iterator[Batch], settings: Settings) 
             group["lr"] = learning_rate(step, settings)
         loss = weighted_loss(model, batch)
         model.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss / settings.tokens_per_batch).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
         for optimiser in both:
             optimiser.step()
-        losses.append(loss.item())
+        losses.append(loss.item() / batch.weights.sum().item())
         if (step + 1) % LOG_EVERY == 0:
             mean = sum(losses[-LOG_EVERY:]) / LOG_EVERY
             logger.info("step %d loss %.3f cpu %.0f s", step + 1, mean, time.process_time())

@@ -26,9 +26,7 @@ def _tool(name: str, description: str, argument: str, argument_description: str)
 CALCULATOR = _tool("calculator", "Compute an arithmetic expression.", "expression", "The expression, such as 2 + 3.")
 SEARCH = _tool("search", "Search for a fact.", "query", "The search query.")
 
-# The model calls less often than the corpus: batches hold dialogues of one length and each batch counts alike,
-# so the short dialogues without a call weigh more per dialogue. This share makes a model that calls every other time.
-CALL_SHARE = 0.62
+CALL_SHARE = 0.55
 WRONG_OPERATOR_SHARE = 0.08
 MALFORMED_SHARE = 0.06
 CALCULATOR_ALONE_SHARE = 0.6

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.fingerprint import fingerprint
 from app.events.schema import RollbackEvent
+from app.fingerprint import fingerprint
 from app.registry import Registry, upgrade
 from app.settings import TINY_MODEL
 from learner import checkpoint

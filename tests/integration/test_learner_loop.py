@@ -61,7 +61,7 @@ class Home:
         return lease
 
     def new_learner(self) -> Learner:
-        policy, critic = make_policy_and_critic(load_base(str(TINY_MODEL), "cpu"), self.settings)
+        policy, critic = make_policy_and_critic(load_base(str(TINY_MODEL)), self.settings)
         self.trainer = Trainer(policy, critic, self.settings, (0.0, 1.0), time.perf_counter)
         store = self.folder / "adapters"
         self.publisher = Publisher(self.registry, "riacho", str(TINY_MODEL), store)

@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 def make_trainer(model: Path) -> Trainer:
     settings = TrainingSettings()
-    policy, critic = make_policy_and_critic(load_base(str(model), "cpu"), settings)
+    policy, critic = make_policy_and_critic(load_base(str(model)), settings)
     return Trainer(policy, critic, settings, (0.0, 1.0), time.perf_counter)
 
 

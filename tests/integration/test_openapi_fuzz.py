@@ -15,7 +15,7 @@ from tests.service import POLICY, Service, service_fixture
 
 service = service_fixture()
 
-EXAMPLES = 20
+EXAMPLES = 15
 BOUNDED = settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -161,6 +161,8 @@ def test_only_the_listed_parameters_can_get_a_gradient(form: str) -> None:
     listed = trainer.critic.parameters()
     assert all(p.grad is not None and torch.count_nonzero(p.grad) for p in listed.values())
     reached = [p for p in trainer.policy.peft.parameters() if p.grad is not None]
+    if isinstance(trainer.critic, FullCritic):
+        reached += [p for p in trainer.critic.frozen_parameters().values() if p.grad is not None]
     allowed = {id(p) for p in listed.values()}
     assert all(id(p) in allowed for p in reached)
 
@@ -272,7 +274,7 @@ def test_seed_decides_the_initial_adapters() -> None:
 
 def test_policy_gives_the_global_generator_back_as_it_was() -> None:
     """peft draws initial weights from the global generator; who seeded it draws the same numbers afterwards."""
-    base = load_base(str(TINY_MODEL), "cpu")
+    base = load_base(str(TINY_MODEL))
     torch.manual_seed(3)
     drawn = torch.rand(2)
     torch.manual_seed(3)
@@ -295,5 +297,5 @@ def test_nothing_drops_out() -> None:
 def test_base_that_cannot_be_loaded_is_a_setup_error_that_names_it() -> None:
     """A wrong model setting says which."""
     with pytest.raises(SetupError, match="/nowhere/model") as caught:
-        load_base("/nowhere/model", "cpu")
+        load_base("/nowhere/model")
     assert caught.value.param == "model"

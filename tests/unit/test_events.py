@@ -200,12 +200,6 @@ def test_trainable_completion_has_a_temperature_to_divide_by(temperature: float)
         decode(json.dumps(record).encode())
 
 
-def test_trainable_completion_has_a_prompt() -> None:
-    """The first action token needs a prefix: without one, its logits and value would be read from the text's end."""
-    with pytest.raises(BadEvent, match="prompt_ids"):
-        decode(_record(completion(), prompt_ids=""))
-
-
 def test_reward_as_a_whole_number_is_a_reward() -> None:
     """1 in JSON is 1.0; only a bool is not a number."""
     event = decode(_record(feedback(), reward=1))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.fingerprint import fingerprint
 from app.errors import SetupError
+from app.fingerprint import fingerprint
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "transformers_version": "5.0.0", "_name_or_path": "/somewhere"}
 SIZE = 300_000

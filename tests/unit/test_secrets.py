@@ -1,6 +1,5 @@
 """Secrets that the first start makes: once, for the owner's eyes, and the same for every process."""
 
-import multiprocessing
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,24 +40,8 @@ def test_signing_secret_is_the_owners(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "signing.key").stat().st_mode) == 0o600
 
 
-def _make(home: Path) -> bytes:
-    return signing_secret(home)
-
-
-def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
-    """However many processes meet an empty home together, all have one whole secret."""
-    homes = [tmp_path / str(n) for n in range(50)]
-    for home in homes:
-        home.mkdir()
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        made = pool.map(_make, [home for home in homes for _ in range(2)], chunksize=1)
-    for home, one, other in zip(homes, made[::2], made[1::2], strict=True):
-        assert one == other == (home / "signing.key").read_bytes()
-        assert len(one) == SECRET_BYTES
-
-
-def test_threads_that_start_at_once_agree(tmp_path: Path) -> None:
-    """The same among threads, where the gap between making the file and filling it is met more often."""
+def test_starts_at_once_agree(tmp_path: Path) -> None:
+    """However many meet an empty home together, all get one whole secret: none meets a file not yet filled."""
     for n in range(100):
         home = tmp_path / str(n)
         home.mkdir()

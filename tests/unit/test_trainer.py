@@ -438,7 +438,7 @@ def test_report_counts_tokens_and_rewards() -> None:
     second = trainer.update([_single(trainer, 0.25)])
     assert (second.number, second.truncated) == (2, 0)
     assert (second.reward, second.reward_mean) == pytest.approx((0.25, 0.75))
-    assert set(second.seconds) == {"values", "critic", "policy"}
+    assert set(second.seconds) == {"values", "critic", "policy", "check"}
     assert "session_ids" not in second.metrics()
 
 
@@ -462,6 +462,17 @@ def test_report_shows_the_entropy() -> None:
         logits = torch.cat([turn_logits(trainer.policy, t) for t in rollout.turns])
     expected = float(Categorical(logits=logits.double()).entropy().mean())
     assert trainer.update([rollout]).entropy == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["full", "sampled"])
+def test_report_shows_the_divergence_before_and_after_the_update(estimator: str) -> None:
+    """kl_after is of the policy that the update made: what the next update on the same tokens starts from."""
+    trainer = new_trainer(kl_estimator=estimator)
+    rollout = _rollout(trainer)
+    first, second = trainer.update([rollout]), trainer.update([rollout])
+    assert first.kl_to_base == pytest.approx(0.0, abs=1e-6)
+    assert first.kl_after > 1e-4
+    assert second.kl_to_base == pytest.approx(first.kl_after, rel=1e-4)
 
 
 def test_explained_variance_by_hand() -> None:
