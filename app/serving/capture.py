@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 def completion_event(call: ChatCall, choice: int, answer: Answer, version: int, completion_id: str) -> CompletionEvent:
     """What the log keeps of one choice.
 
-    Tokens whose logprobs are incomplete stay out. Without `store` all tokens do, since they are the content; with a key that keeps no content only
-    the text does, since training needs the tokens.
+    Tokens whose logprobs are incomplete stay out. Without `store` all tokens do, since they are the content; with
+    a key that keeps no content only the text does, since training needs the tokens.
     """
     reason = _reason(call, answer)
     whole = call.store and len(answer.token_ids) == len(answer.logprobs)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from app.engines.sampler import distribution, draw, is_greedy, seeded  # noqa: E402
+from app.engines.sampler import distribution, draw, seeded  # noqa: E402
 from app.events.schema import Sampling  # noqa: E402
 
 VOCABULARY = 40
@@ -98,7 +98,7 @@ def test_draws_follow_the_distribution_and_carry_its_logprobs() -> None:
 def test_greedy_takes_the_likeliest_and_reports_its_logprob_at_temperature_one() -> None:
     logits = torch.tensor([0.0, 3.0, 1.0])
     cold = sampling(temperature=0.0, top_k=1)
-    assert is_greedy(cold)
+    assert cold.greedy
     drawn = draw(distribution(logits, cold), seeded(None), greedy=True)
     assert drawn.token == 1
     assert drawn.logprob == pytest.approx(3 - math.log(1 + math.exp(3) + math.exp(1)), abs=1e-6)
@@ -106,7 +106,7 @@ def test_greedy_takes_the_likeliest_and_reports_its_logprob_at_temperature_one()
 
 def test_a_temperature_too_small_for_float32_is_greedy() -> None:
     tiny = sampling(temperature=1e-40)
-    assert is_greedy(tiny)
+    assert tiny.greedy
     assert distribution(torch.tensor([0.0, 3.0]), tiny).isfinite().all()
 
 
