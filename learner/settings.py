@@ -12,7 +12,7 @@ from app.settings import SharedSettings
 from learner.sao import Band
 
 TUNED_WIDTH = 128
-TUNED_POLICY_LR = 4e-3
+TUNED_POLICY_LR = 3e-3
 TUNED_CRITIC_LR = 2e-3
 
 
@@ -37,13 +37,19 @@ class TrainingSettings(BaseModel):
     max_version_lag: int = Field(64, ge=0, description="older rollouts are dropped and counted")
 
     policy_lr: float | None = Field(
-        None, gt=0, description="AdamW; absent = 4e-3 * 128 / hidden size (paper, full parameters: 1e-6)"
+        None, gt=0, description="AdamW; absent = 3e-3 * 128 / hidden size (paper, full parameters: 1e-6)"
     )
     critic_lr: float | None = Field(
         None, gt=0, description="AdamW; absent = 2e-3 * 128 / hidden size (paper, full parameters: 5e-6)"
     )
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
+    policy_eps: float | None = Field(
+        None,
+        gt=0,
+        description="AdamW of the policy; absent = 0.3 * policy_clip / sqrt(trained weights), so that gradients far "
+        "below the clipped norm do not move the policy at the full rate",
+    )
     policy_clip: float = Field(0.1, gt=0, description="gradient norm; one that never acts lets Adam follow noise")
     critic_clip: float = Field(10.0, gt=0, description="gradient norm; 1.0 starved critics with norms of 7 to 68")
 
@@ -56,7 +62,7 @@ class TrainingSettings(BaseModel):
         ("mlp",), min_length=1, description="what of the critic trains beside the head; token mixers stay frozen"
     )
 
-    kl_coef: float = Field(0.05, ge=0, description="anchor to the base; 0 = the paper's loss")
+    kl_coef: float = Field(0.02, ge=0, description="anchor to the base; 0 = the paper's loss")
     kl_estimator: Literal["full", "sampled"] = Field("full", description="whole vocabulary, or k3 on sampled tokens")
     negative_scale: float = Field(0.3, ge=0, le=1, description="damping of negative advantages; 1 = the paper")
     advantage_scale: Literal["none", "rms"] = Field(
@@ -65,7 +71,7 @@ class TrainingSettings(BaseModel):
 
     on_shift: Literal["none", "pull"] = Field("pull", description="what an alarm of the change-point test does")
     shift_pull: float = Field(0.1, ge=0, lt=1, description="LoRA B is multiplied by this on an alarm")
-    shift_threshold: float = Field(4.0, gt=0, description="CUSUM alarm, in nats")
+    shift_threshold: float = Field(8.0, gt=0, description="CUSUM alarm, in nats")
     shift_min_mean: float = Field(0.45, ge=0, lt=1, description="no alarm while rewards were below this share")
     shift_dead_time: int = Field(12, ge=0, description="rewards after an alarm without another")
 
@@ -114,6 +120,10 @@ class TrainingSettings(BaseModel):
     def resolved_policy_lr(self, hidden_size: int) -> float:
         """Our rule: the measured rate, scaled by 1/width, so that a wider base is moved by about as much a step."""
         return self.policy_lr or TUNED_POLICY_LR * TUNED_WIDTH / hidden_size
+
+    def resolved_policy_eps(self, trained_weights: int) -> float:
+        """Our rule: 0.3 of the root mean square that a gradient has at the clip; 1e-4 on the tiny model."""
+        return self.policy_eps or 0.3 * self.policy_clip / trained_weights**0.5
 
     def resolved_critic_lr(self, hidden_size: int) -> float:
         return self.critic_lr or TUNED_CRITIC_LR * TUNED_WIDTH / hidden_size

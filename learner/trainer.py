@@ -75,8 +75,10 @@ class Trainer:
         self._timer = timer
         betas = (settings.beta1, settings.beta2)
         width = policy.hidden_size
+        adapter = policy.parameters().values()
+        eps = settings.resolved_policy_eps(sum(p.numel() for p in adapter))
         self.policy_optimizer = torch.optim.AdamW(
-            policy.parameters().values(), settings.resolved_policy_lr(width), betas, weight_decay=0.0
+            adapter, settings.resolved_policy_lr(width), betas, eps, weight_decay=0.0
         )
         self.critic_optimizer = torch.optim.AdamW(
             critic.parameters().values(), settings.resolved_critic_lr(width), betas, weight_decay=0.0

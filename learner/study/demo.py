@@ -31,7 +31,8 @@ from learner.tiny.styles import STYLE_NAMES
 
 TASTES = ("cute", "chuunibyou", "classical")
 TAKEN_BACK_TO = TASTES[1]
-ROLLOUTS = 150
+# Measured: in 48 phases of 16 seeds the mean of rollouts 101 to 130 was .93, its lowest .81.
+ROLLOUTS = 130
 ANSWERS_COMPARED = 10
 LOOK_S = 0.5
 LOOK_AT = 20

@@ -19,7 +19,7 @@ TEMPERATURE = 1.0
 MAX_TOKENS = 72
 SEEDS = 2**31
 TIMEOUT_S = 60.0
-# The engine answers one request at a time: a second user adds version lag, not speed.
+# One at a time keeps answers close to the newest version: the local engine has one thread for the model.
 USERS = 1
 
 Clock = Callable[[], float]
