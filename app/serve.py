@@ -3,12 +3,13 @@
 import asyncio
 import errno
 import socket
+from typing import Any
 
 import click
 import uvicorn
 
 from app.asgi import create_app
-from app.errors import SetupError
+from app.errors import RiachoError, SetupError
 from app.registry import Registry
 from app.security.secrets import first_key
 from app.settings import AppSettings
@@ -23,7 +24,13 @@ def serve_app(settings: AppSettings) -> None:
     show_first_keys(settings)
     host, port = listening.getsockname()[:2]
     click.echo(f"riacho serves {settings.policy!r} on http://{host}:{port}/v1", err=True)
-    asyncio.run(_serve(settings, listening))
+    try:
+        asyncio.run(_serve(settings, listening))
+    except ExceptionGroup as group:  # Litestar starts its lifespan inside a task group
+        known = group.subgroup(RiachoError)
+        if known is None:
+            raise
+        raise _leaf(known) from group
 
 
 async def _serve(settings: AppSettings, listening: socket.socket) -> None:
@@ -32,6 +39,11 @@ async def _serve(settings: AppSettings, listening: socket.socket) -> None:
     config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=GRACE_S)
     async with app.lifespan():
         await uvicorn.Server(config).serve(sockets=[listening])
+
+
+def _leaf(group: ExceptionGroup[Any]) -> Exception:
+    first: Exception = group.exceptions[0]
+    return _leaf(first) if isinstance(first, ExceptionGroup) else first
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -47,8 +47,8 @@ class TrainingSettings(BaseModel):
     policy_eps: float | None = Field(
         None,
         gt=0,
-        description="AdamW of the policy; absent = 0.3 * policy_clip / sqrt(trained weights), so that gradients far "
-        "below the clipped norm do not move the policy at the full rate",
+        description="AdamW of the policy; absent = 0.03 / sqrt(trained weights), so that gradients that are mostly "
+        "noise do not move the policy at the full rate",
     )
     policy_clip: float = Field(0.1, gt=0, description="gradient norm; one that never acts lets Adam follow noise")
     critic_clip: float = Field(10.0, gt=0, description="gradient norm; 1.0 starved critics with norms of 7 to 68")
@@ -122,8 +122,8 @@ class TrainingSettings(BaseModel):
         return self.policy_lr or TUNED_POLICY_LR * TUNED_WIDTH / hidden_size
 
     def resolved_policy_eps(self, trained_weights: int) -> float:
-        """Our rule: 0.3 of the root mean square that a gradient has at the clip; 1e-4 on the tiny model."""
-        return self.policy_eps or 0.3 * self.policy_clip / trained_weights**0.5
+        """Our rule: 0.3 of the root mean square of a gradient of norm 0.1; 1e-4 on the tiny model, as measured."""
+        return self.policy_eps or 0.03 / trained_weights**0.5
 
     def resolved_critic_lr(self, hidden_size: int) -> float:
         return self.critic_lr or TUNED_CRITIC_LR * TUNED_WIDTH / hidden_size

@@ -148,12 +148,18 @@ def test_every_setting_can_be_a_variable() -> None:
 
 
 def test_rates_scale_with_the_width_of_the_base() -> None:
-    """4e-3 and 2e-3 at a hidden size of 128, an eighth of it at 1024; a given rate is used as it is."""
+    """3e-3 and 2e-3 at a hidden size of 128, an eighth of it at 1024; a given rate is used as it is."""
     absent = TrainingSettings()
-    assert (absent.resolved_policy_lr(128), absent.resolved_critic_lr(128)) == (4e-3, 2e-3)
-    assert (absent.resolved_policy_lr(1024), absent.resolved_critic_lr(1024)) == pytest.approx((5e-4, 2.5e-4))
+    assert (absent.resolved_policy_lr(128), absent.resolved_critic_lr(128)) == (3e-3, 2e-3)
+    assert (absent.resolved_policy_lr(1024), absent.resolved_critic_lr(1024)) == pytest.approx((3.75e-4, 2.5e-4))
     given = TrainingSettings(policy_lr=1e-6, critic_lr=5e-6)
     assert (given.resolved_policy_lr(1024), given.resolved_critic_lr(1024)) == (1e-6, 5e-6)
+
+
+def test_policy_epsilon_follows_the_number_of_trained_weights() -> None:
+    """A gradient of norm 0.1 over n weights has a root mean square of 0.1 / sqrt(n), and epsilon is 0.3 of it."""
+    assert TrainingSettings().resolved_policy_eps(90_000) == pytest.approx(1e-4)
+    assert TrainingSettings(policy_eps=1e-8).resolved_policy_eps(90_000) == 1e-8
 
 
 def test_training_settings_leave_out_how_the_process_runs() -> None:

@@ -71,10 +71,10 @@ def test_constant_stream_never_alarms(reward: float, count: int) -> None:
     assert _alarms([reward] * count, TrainingSettings()) == []
 
 
-def test_collapse_is_found_with_the_second_bad_reward() -> None:
-    """From 1 (capped at .93) to 0 each reward adds ln(.7675/.07) = 2.39 nats: the second passes 4."""
+def test_collapse_is_found_with_the_fourth_bad_reward() -> None:
+    """From 1 (capped at .93) to 0 each reward adds ln(.7675/.07) = 2.39 nats: the fourth passes 8."""
     assert math.log(0.7675 / 0.07) == pytest.approx(2.39, abs=0.01)
-    assert _alarms([1.0] * 20 + [0.0] * 3, TrainingSettings()) == [21]
+    assert _alarms([1.0] * 20 + [0.0] * 5, TrainingSettings()) == [23]
 
 
 def test_one_bad_reward_is_not_a_shift() -> None:
