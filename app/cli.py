@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.config import load, show_settings
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
 from app.registry import revisions, upgrade
 from app.serve import serve_app
-from app.settings import AppSettings, load
-from app.settings_view import show_settings
+from app.settings import AppSettings
 from app.supervisor import supervise
 from app.telemetry import logs
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import torch
 
+from app.config import load, show_settings
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
 from app.events.schema import RollbackEvent
@@ -22,8 +23,6 @@ from app.fingerprint import fingerprint
 from app.registry import Registry
 from app.registry.database import upgrade
 from app.registry.errors import LeaseLost
-from app.settings import load
-from app.settings_view import show_settings
 from app.telemetry import logs
 from learner.critic import make_policy_and_critic
 from learner.joins import Joins

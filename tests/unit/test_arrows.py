@@ -48,8 +48,16 @@ def test_learner_never_imports_litestar() -> None:
 
 
 def test_learner_uses_only_the_shared_parts_of_app() -> None:
-    """Of app the learner knows events, registry, settings, errors, the base's fingerprint and the log format."""
-    shared = ("app.events", "app.registry", "app.settings", "app.errors", "app.fingerprint", "app.telemetry")
+    """Of app the learner knows events, registry, settings, errors, the base's fingerprint and logging."""
+    shared = (
+        "app.events",
+        "app.registry",
+        "app.settings",
+        "app.config",
+        "app.errors",
+        "app.fingerprint",
+        "app.telemetry",
+    )
     rows = offenders("learner", "app")
     assert [row for row in rows if not row.split(" -> ")[1].startswith(shared)] == []
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from app.config import Resolved, load
 from app.errors import SetupError
-from app.settings import Resolved, load
 from learner.settings import LearnerSettings, LearnerTable, TrainingSettings
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.config import Resolved, load
 from app.errors import SetupError
-from app.settings import TINY_MODEL, AppSettings, Resolved, load
+from app.settings import TINY_MODEL, AppSettings
 
 
 @pytest.fixture(autouse=True)
