@@ -27,14 +27,19 @@ def disk_of(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def fill(log: SqliteLog, acknowledged: list[str]) -> None:
+    """Append until the log refuses; raises LogUnavailable."""
+    for number in range(1000):
+        asyncio.run(log.append(completion(completion_id=f"c{number}", output="x" * 4000)))
+        acknowledged.append(f"e-c{number}")
+
+
 def test_the_log_loses_nothing_on_a_full_disk(tmp_path: Path) -> None:
     """What was acknowledged is there, what was refused is not, and the message names the file and what to do."""
     log = SqliteLog(tmp_path / "log.db")
-    acknowledged = []
+    acknowledged: list[str] = []
     with disk_of(LIMIT), pytest.raises(LogUnavailable, match=r"log\.db.*free disk space"):
-        for number in range(1000):
-            asyncio.run(log.append(completion(completion_id=f"c{number}", output="x" * 4000)))
-            acknowledged.append(f"e-c{number}")
+        fill(log, acknowledged)
     assert acknowledged
     asyncio.run(log.append(completion(completion_id="later")))
     log.close()
