@@ -72,11 +72,11 @@ async def answer(engine: LocalEngine, version: int = 0, **options: Any) -> Answe
 
 
 def make_adapter(directory: Path, seed: int, *, config: type[Any] = LoraConfig, **options: Any) -> Path:
-    """An adapter of random weights, B included, as peft saves it."""
+    """An adapter of random weights, B included, as peft saves it; scaled so that it changes greedy answers."""
     torch.manual_seed(seed)
     options = {"target_modules": "all-linear", "init_weights": False, **options}
     if config is LoraConfig:
-        options["init_lora_weights"] = options.pop("init_weights")
+        options = {"lora_alpha": 64, "init_lora_weights": options.pop("init_weights"), **options}
     base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     get_peft_model(base, config(task_type="CAUSAL_LM", **options)).save_pretrained(directory)
     return directory

@@ -169,7 +169,7 @@ def test_full_kl_anchor_adds_its_gradient() -> None:
     report = trainer.update([rollout])
     _assert_gradients(trainer, expected)
     assert report.kl_to_base == pytest.approx(nats, rel=1e-3)
-    assert nats > 0.01
+    assert nats > 1e-3
 
 
 def test_sampled_kl_anchor_adds_its_gradient() -> None:
@@ -556,7 +556,7 @@ def test_fresh_on_policy_rollouts_have_a_ratio_of_one(tmp_path: Path) -> None:
     assert report.logprob_gap < 1e-4
     assert report.ratio_mean == pytest.approx(1, abs=1e-4)
     assert (report.masked_low, report.masked_high) == (0.0, 0.0)
-    assert report.kl_to_base > 0.01
+    assert report.kl_to_base > 1e-3
 
 
 def _sample(model: PeftModel, prompt: tuple[int, ...], temperature: float) -> Rollout:
