@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from learner.settings import TrainingSettings
 
@@ -49,9 +48,6 @@ class ShiftDetector:
         self.evidence = max(0.0, self.evidence + _log_likelihood_ratio(reward, low, mean))
         self.run = self.run + 1 if self.evidence > 0 else 0
         return self.evidence > settings.shift_threshold
-
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _reference(rewards: Sequence[float], run: int) -> Sequence[float]:

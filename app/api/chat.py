@@ -16,7 +16,6 @@ from app.engines.base import GenerateRequest
 from app.errors import InvalidRequest, RiachoError
 from app.events.schema import Sampling
 from app.registry.records import KeyRecord
-from app.security.receipts import WHOLE
 from app.services import Services
 from app.serving.call import ChatCall
 from app.serving.chat import Running
@@ -142,7 +141,7 @@ def _shapes(data: ChatRequest, call: ChatCall, running: Running, services: Servi
     sign = services.receipts.sign
     return Shapes(
         call,
-        sign(call.receipt(WHOLE) if call.n > 1 else call.receipt(0)),
+        sign(call.whole_receipt),
         [sign(call.receipt(choice)) for choice in range(call.n)],
         services.versions.name(running.version),
         bool(data.logprobs),

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Self
 
 from app.engines.base import Chunk, Engine
 from app.errors import Unavailable
@@ -26,7 +25,7 @@ class Piece:
 
 
 class Running:
-    """A call under way. Use as an async context manager: leaving it stops what still runs."""
+    """A call under way: `begin` it, read its `pieces`, and `stop` it whatever happens."""
 
     def __init__(self, call: ChatCall, engine: Engine, versions: Versions, capture: Capture) -> None:
         self.call = call
@@ -38,13 +37,6 @@ class Running:
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._first: Piece | None = None
         self._task: asyncio.Task[None]
-
-    async def __aenter__(self) -> Self:
-        await self.begin()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def begin(self) -> None:
         """Start, and wait for the first chunk: what is wrong with the request is raised here."""

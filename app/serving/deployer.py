@@ -40,7 +40,6 @@ class Deployer:
         self._lease: Lease | None = None
         self._renew_at = 0.0
         self._clean_at = 0.0
-        self.deployed = 0
 
     async def run(self, poll_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Follow the pointer, and while this process holds the lease deploy and clean up, until cancelled."""
@@ -73,8 +72,7 @@ class Deployer:
             return moved is not None
 
         try:
-            if await self._versions.move(candidate.number, commit):
-                self.deployed += 1
+            await self._versions.move(candidate.number, commit)
         except AdapterRejected as error:
             log.warning("version %d is rejected: %s", candidate.number, error.message)
             await to_thread.run_sync(
