@@ -100,6 +100,9 @@ class FullCritic(Critic):
     def backbone_parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self._decoder.named_parameters() if name in self._trainable}
 
+    def frozen_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self._decoder.named_parameters() if name not in self._trainable}
+
 
 def make_policy_and_critic(base: PreTrainedModel, settings: TrainingSettings) -> tuple[Policy, Critic]:
     """Both models over one base; the `full` critic copies the base before the policy's adapter goes in."""

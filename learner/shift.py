@@ -28,7 +28,7 @@ class ShiftDetector:
 
     def observe(self, reward: float, settings: TrainingSettings) -> bool:
         """Take the next reward in [0, 1]; true if the stream has shifted."""
-        self.rewards = [*self.rewards[-4 * REFERENCE :], reward]
+        self.rewards = [*self.rewards[-(self.run + REFERENCE + 1) :], reward]
         if self.dead_time:
             self.dead_time -= 1
             return False

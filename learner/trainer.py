@@ -36,6 +36,7 @@ class TrainerStats:
     value_pairs: list[tuple[float, float]] = field(default_factory=list)
     mean_square_advantage: float = 0.0
     mean_square_weight: float = 0.0
+    shifts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class Trainer:
             shifted |= self.detector.observe(min(1.0, max(0.0, scaled)), self.settings)
         shifted = shifted and self.settings.on_shift == "pull"
         if shifted:
+            self.stats.shifts += 1
             self.policy.pull_to_base(self.settings.shift_pull)
             self.policy_optimizer.state.clear()
         return shifted

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -115,7 +116,7 @@ def test_state_round_trip_at_every_step_changes_nothing(rewards: list[float]) ->
     settings = TrainingSettings(shift_threshold=1.0, shift_min_mean=0.2, shift_dead_time=3)
     undisturbed, resumed = ShiftDetector(), ShiftDetector()
     for reward in rewards:
-        resumed = ShiftDetector(**json.loads(json.dumps(resumed.state())))
+        resumed = ShiftDetector(**json.loads(json.dumps(asdict(resumed))))
         assert resumed.observe(reward, settings) == undisturbed.observe(reward, settings)
     assert resumed == undisturbed
 
