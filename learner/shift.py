@@ -41,7 +41,7 @@ class ShiftDetector:
         before = _reference(self.rewards, self.run)
         if len(self.rewards) < FIRST or len(before) < ENOUGH:
             return False
-        mean = min(CEILING, sum(before) / len(before))
+        mean = min(CEILING, math.fsum(before) / len(before))
         if mean <= settings.shift_min_mean:
             return False
         low = DROP * mean
