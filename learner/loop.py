@@ -153,7 +153,7 @@ class Learner:
         self.stream.ready = []
         self.stream.updates += 1
         report = replace(self._trainer.update(rollouts), number=self.stream.updates, version_lag=lag)
-        self._projector.update(report, self.stream.epoch, self.stream.now)
+        self._projector.update(report, self.stream.epoch, self.stream.now, self.stream.not_trained())
         self.stream.unpublished.append(report.number)
         log.info(
             "update %d: reward %.2f (mean %.2f), masked %.1f %%, KL %.3f",

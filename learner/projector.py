@@ -3,7 +3,7 @@
 Every write is an upsert, so that a replay after a crash repeats it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -51,7 +51,8 @@ class Projector:
         self.flush()
         self._projections.set_outcome(self._policy, session_ids, outcome, update)
 
-    def update(self, report: UpdateReport, epoch: int, at: datetime) -> None:
+    def update(self, report: UpdateReport, epoch: int, at: datetime, not_trained: Mapping[str, int]) -> None:
+        """Show an update, with what was not trained on so far, by reason."""
         row = UpdateRow(
             policy=self._policy,
             number=report.number,
@@ -59,7 +60,7 @@ class Projector:
             version=None,
             at=at,
             session_ids=report.session_ids,
-            metrics=report.metrics(),
+            metrics=report.metrics() | {"not_trained": dict(not_trained)},
         )
         self._projections.save(self._policy, self._rows, [row])
         self._rows = []

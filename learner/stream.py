@@ -40,6 +40,10 @@ class StreamState:
         """How many versions of the present lineage are newer than the one that sampled."""
         return sum(number > version for number in self.lineage)
 
+    def not_trained(self) -> dict[str, int]:
+        """Rollouts and events that no update used, by reason; `waiting` may still be used."""
+        return {**self.counters, "late": self.joins.late, "waiting": len(self.joins)}
+
     def extend_lineage(self, version: int, keep: int) -> None:
         self.lineage = [*self.lineage, version][-(keep + 2) :]
 

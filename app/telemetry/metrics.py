@@ -59,6 +59,12 @@ class Metrics:
             "riacho_learner_lag_events", "Events after the newest checkpoint's position", registry=registry
         )
         self.updates = Gauge("riacho_learner_updates", "Updates that the learner has made", registry=registry)
+        self.not_trained = Gauge(
+            "riacho_learner_not_trained",
+            "Rollouts and events that no update used, as of the newest update",
+            ("reason",),
+            registry=registry,
+        )
         self.learner = Gauge("riacho_learner", "A metric of the newest update", ("metric",), registry=registry)
 
     def captured(self, event: CompletionEvent) -> None:
@@ -71,6 +77,8 @@ class Metrics:
         for name in LEARNER_METRICS:
             if metrics.get(name) is not None:
                 self.learner.labels(name).set(metrics[name])
+        for reason, count in metrics.get("not_trained", {}).items():
+            self.not_trained.labels(reason).set(count)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -121,6 +121,7 @@ def test_each_rollout_becomes_one_update_and_one_version(home: Home, stream: lis
     unjudged = home.registry.projections.completion("u0")
     assert unjudged is not None
     assert unjudged.state == "waiting"
+    assert updates[0].metrics["not_trained"]["waiting"] == 1
 
 
 def test_lineage_and_position_are_registered(home: Home, stream: list[Event]) -> None:
