@@ -43,28 +43,33 @@ def _check_places(adapter: Adapter, tensors: _Shapes, base: _Shapes, options: di
     modules = {match["module"] for match in found.values() if match}
     if not modules:
         raise AdapterRejected(f"{adapter.name} has no tensors.")
+    rank = None if options.get("rank_pattern") else options["r"]
     for module in sorted(modules):
-        _check_pair(adapter, module, tensors, base[f"{module}.weight"])
-    absent = sorted(_targets(options, base) - modules)
-    if absent:
-        raise AdapterRejected(f"{adapter.name} targets modules for which it has no tensors: {_some(absent)}.")
-
-
-def _check_pair(adapter: Adapter, module: str, tensors: _Shapes, weight: tuple[int, ...]) -> None:
-    """LoRA A reads what the layer reads, B writes what it writes, and both have one rank."""
-    a, b = (tensors.get(f"base_model.model.{module}.lora_{side}.weight", ()) for side in "AB")
-    if len(weight) != 2 or len(a) != 2 or len(b) != 2 or (b[0], a[1]) != weight or a[0] != b[1]:
+        _check_pair(adapter, module, tensors, base[f"{module}.weight"], rank)
+    targets = _targets(options, base)
+    if targets is not None and targets != modules:
         raise AdapterRejected(
-            f"{adapter.name} does not fit the base at {module}: A is {a}, B is {b}, and the layer is {weight}."
+            f"{adapter.name} has tensors for other modules than its target_modules: {_some(sorted(targets ^ modules))}."
         )
 
 
-def _targets(options: dict[str, Any], base: _Shapes) -> set[str]:
-    """The base's modules that the configuration names, where it does so by a plain list of names."""
+def _check_pair(adapter: Adapter, module: str, tensors: _Shapes, weight: tuple[int, ...], rank: int | None) -> None:
+    """LoRA A reads what the layer reads, B writes what it writes, and both have the rank that sets their scale."""
+    a, b = (tensors.get(f"base_model.model.{module}.lora_{side}.weight", ()) for side in "AB")
+    fits = len(weight) == len(a) == len(b) == 2 and (b[0], a[1]) == weight and a[0] == b[1] == (rank or a[0])
+    if not fits:
+        raise AdapterRejected(
+            f"{adapter.name} does not fit the base at {module}: A is {a}, B is {b}, the layer is {weight} and the "
+            f"rank is {rank or 'by pattern'}."
+        )
+
+
+def _targets(options: dict[str, Any], base: _Shapes) -> set[str] | None:
+    """The base's modules that the configuration names; None where it does so by more than a plain list of names."""
     names = options.get("target_modules")
     narrowed = any(options.get(key) for key in ("layers_to_transform", "exclude_modules", "target_parameters"))
     if not isinstance(names, list) or narrowed:
-        return set()
+        return None
     modules = {key.removesuffix(".weight") for key in base if key.endswith(".weight")}
     return {module for module in modules if any(module == name or module.endswith(f".{name}") for name in names)}
 

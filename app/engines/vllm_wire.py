@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, get_args
 
 from app.engines.base import Chunk, FinishReason, GenerateRequest, TokenLogprob
+from app.engines.messages import joined_parts
 from app.errors import ContextTooLong, InvalidRequest, RiachoError, Unavailable
 
 # vLLM lists a token that was cut off (top_k, top_p, grammar) at this value, since JSON has no -inf.
@@ -18,7 +19,7 @@ def chat_body(request: GenerateRequest, model: str, max_context: int) -> dict[st
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
-        "messages": request.messages,
+        "messages": [joined_parts(message) for message in request.messages],
         "stream": True,
         "return_token_ids": True,
         "logprobs": True,
@@ -90,7 +91,13 @@ def refusal(status: int, body: Any) -> RiachoError:
         return Unavailable(f"The engine cannot answer now: {message}")
     if param == _TOO_LONG[0] or _TOO_LONG[1] in message:
         return ContextTooLong(message, param="messages")
-    return InvalidRequest(message, param=param if isinstance(param, str) else None)
+    return InvalidRequest(message, param=_field(param) if isinstance(param, str) else None)
+
+
+def _field(param: str) -> str:
+    """The request's field in vLLM's `body.tools.0.function`; what it counts without a name is a message."""
+    path = param.removeprefix("body.")
+    return f"messages.{path}" if path[:1].isdigit() else path
 
 
 def _detail(entry: dict[str, Any], alternatives: int) -> TokenLogprob:
