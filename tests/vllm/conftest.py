@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -32,49 +33,76 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="session")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server for the tiny model."""
-    if ENGINE_URLS != "local":
-        yield ENGINE_URLS
-        return
-    home, port = tmp_path_factory.mktemp("vllm"), free_port()
-    options = ["--model", str(TINY_MODEL), "--cpu", "--python", PYTHON, "--port", str(port), "--kv-cache-mib", "64"]
-    limits = ["--max-num-seqs", "16", "--max-num-batched-tokens", "1024"]
-    output = home / "output.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", "vllm", *options, "--max-rank", str(MAX_RANK), "--", *limits],
-            env=environment(home, {"HF_HUB_OFFLINE": "1"}),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+class VllmProcess:
+    """A vLLM server for the tiny model, on a port of its own that it keeps over restarts."""
 
-    def up() -> bool:
-        if process.poll() is not None:
-            pytest.fail(f"vLLM ended with status {process.returncode}:\n{output.read_text(errors='replace')[-3000:]}")
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._output = home / "output.log"
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        options = ["--model", str(TINY_MODEL), "--cpu", "--python", PYTHON, "--port", str(self._port)]
+        options += ["--kv-cache-mib", "64", "--max-rank", str(MAX_RANK)]
+        limits = ["--max-num-seqs", "16", "--max-num-batched-tokens", "1024"]
+        with self._output.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "app.cli", "vllm", *options, "--", *limits],
+                env=environment(self._home, {"HF_HUB_OFFLINE": "1"}),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/health").is_success
+            eventually(self._up, "vLLM is up", START_S)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """An orderly end, and then the end of whatever is left."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL for the server and all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+
+    def _up(self) -> bool:
+        if self._process.poll() is not None:
+            text = self._output.read_text(encoding="utf-8", errors="replace")
+            pytest.fail(f"vLLM ended with status {self._process.returncode}:\n{text[-3000:]}")
+        try:
+            return httpx.get(f"{self.url}/health").is_success
         except httpx.TransportError:
             return False
 
-    try:
-        eventually(up, "vLLM is up", START_S)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(30)
-        finally:
-            kill_rest(process.pid)
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that all these tests share."""
+    if ENGINE_URLS != "local":
+        yield ENGINE_URLS
+        return
+    server = VllmProcess(tmp_path_factory.mktemp("vllm"))
+    server.start()
+    yield server.url
+    server.stop()
 
 
-def kill_rest(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # nothing was left
+@pytest.fixture
+def own_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    """A server for one test, which may kill it."""
+    server = VllmProcess(tmp_path_factory.mktemp("own-vllm"))
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
