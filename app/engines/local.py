@@ -33,6 +33,7 @@ from app.engines.base import (
     TokenLogprob,
 )
 from app.engines.detokenize import Detokenizer, StopStrings
+from app.engines.messages import joined_parts
 from app.engines.sampler import Draw, distribution, draw, seeded
 from app.engines.tool_calls import ToolCallParser
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, SetupError, Unavailable
@@ -349,15 +350,5 @@ def _slot(version: int) -> str:
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     """A message with its content as one string, which is what chat templates know."""
-    content = message.get("content")
-    if isinstance(content, list):
-        foreign = [part.get("type") for part in content if part.get("type") != "text"]
-        if foreign:
-            raise InvalidRequest(
-                f"The model reads text only, but a message has a part of type {foreign[0]}.", param="messages"
-            )
-        texts = [part.get("text") for part in content]
-        if not all(isinstance(text, str) for text in texts):
-            raise InvalidRequest("A message's content has a text part without a text.", param="messages")
-        content = "".join(texts)
-    return {**message, "content": content or ""}
+    message = joined_parts(message)
+    return {**message, "content": message.get("content") or ""}

@@ -1,6 +1,7 @@
 """Open the engine that the settings name; torch is imported only where the local engine is chosen."""
 
 from app.engines.base import Engine
+from app.engines.vllm import VllmEngine
 from app.errors import SetupError
 from app.settings import AppSettings
 
@@ -8,9 +9,24 @@ from app.settings import AppSettings
 def open_engine(settings: AppSettings) -> Engine:
     """Raises SetupError for an engine that there is none of, or whose packages are missing."""
     if settings.engine_urls != "local":
-        raise SetupError(f"engine_urls = {settings.engine_urls!r}: only `local` is known", param="engine_urls")
+        return _vllm(settings)
     try:
         from app.engines.local import LocalEngine
     except ModuleNotFoundError as error:
         raise SetupError(f"the local engine needs {error.name}: pip install 'riacho[local]'") from error
     return LocalEngine(settings.model, policy=settings.policy, slots=settings.slots, threads=settings.engine_threads)
+
+
+def _vllm(settings: AppSettings) -> Engine:
+    urls = [url.strip() for url in settings.engine_urls.split(",") if url.strip()]
+    given = f"engine_urls = {settings.engine_urls!r}"
+    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+        raise SetupError(
+            f"{given}: give `local`, or a vLLM server's address such as http://127.0.0.1:8000", param="engine_urls"
+        )
+    if len(urls) > 1:
+        raise SetupError(f"{given}: replicas are not served yet; give one address", param="engine_urls")
+    store = settings.resolved_adapter_store / settings.policy
+    return VllmEngine(
+        urls[0].rstrip("/"), model=settings.model, policy=settings.policy, store=store, slots=settings.slots
+    )

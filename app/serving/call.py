@@ -63,6 +63,15 @@ class Answer:
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.details += chunk.details
-        self.tool_calls += chunk.tool_calls
+        for part in chunk.tool_calls:
+            self._add_tool_call(part)
         self.text += chunk.text
         self.finish_reason = chunk.finish_reason or self.finish_reason
+
+    def _add_tool_call(self, part: dict[str, Any]) -> None:
+        """Engines may send a call whole, or its head first and then its arguments piece by piece."""
+        known = next((call for call in self.tool_calls if call["index"] == part["index"]), None)
+        if known is None:
+            self.tool_calls.append({**part, "function": {"arguments": "", **part["function"]}})
+        else:
+            known["function"]["arguments"] += part["function"].get("arguments") or ""

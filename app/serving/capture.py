@@ -53,6 +53,8 @@ def _reason(call: ChatCall, answer: Answer) -> str | None:
         return "the client sent store = false"
     if answer.finish_reason in (None, "abort"):
         return "the answer did not end"
+    if not answer.prompt_ids or not answer.token_ids:
+        return "the token ids are missing"
     if len(answer.logprobs) != len(answer.token_ids) or not all(map(math.isfinite, answer.logprobs)):
         return "a logprob is missing"
     return reason_not_trainable(call.request.sampling)

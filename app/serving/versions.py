@@ -100,12 +100,14 @@ class Versions:
             return moved
 
     async def follow(self) -> None:
-        """Point where the registry points: another process may have moved it."""
+        """Point where the registry points: another process may have moved it, or the engine may have lost it."""
         async with self._moving:
             record = await to_thread.run_sync(self._registry.policies.get, self._policy)
             if record.live_version != self.live:
                 await self._load(record.live_version)
                 self._point(record.live_version)
+            else:
+                await self._load(self.live)
 
     async def evict(self, version: int) -> bool:
         """Unload a version unless something holds it; whether it is out of the engine now."""

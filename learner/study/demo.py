@@ -145,7 +145,7 @@ def fresh(home: Path | None) -> Iterator[Path]:
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the numbers there.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default="demo-out", show_default=True)
 @click.option("--rollouts", type=click.IntRange(min=measure.LAST), default=ROLLOUTS, show_default=True, help="A phase.")
-@click.option("--engine", type=click.Choice(["local"]), default="local", show_default=True)
+@click.option("--engine", default="local", show_default=True, help="`local`, or a vLLM server's address.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="Keep the service's state there.")
 def main(seed: int, json_path: Path | None, out: Path, rollouts: int, engine: str, home: Path | None) -> None:
     """Users teach a running service a style, change their minds twice, and the last change is rolled back."""

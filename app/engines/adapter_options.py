@@ -1,0 +1,48 @@
+"""What an adapter directory may hold and say: the same rules for every engine, without torch."""
+
+import json
+from typing import Any
+
+from app.engines.base import Adapter
+from app.errors import AdapterRejected
+
+MAX_RANK = 512  # vLLM's largest: what is published must load in both engines
+_PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
+# What turns an adapter into more than low-rank updates of the base's own layers. vLLM refuses it too.
+_REFUSED_OPTIONS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
+_PLAIN_INIT = (True, False, "gaussian", "orthogonal", "eva")  # the others (PiSSA, OLoRA, …) change the base
+
+
+def read_options(adapter: Adapter) -> dict[str, Any]:
+    """An adapter's adapter_config.json, if it is a plain LoRA adapter in safetensors.
+
+    Raises AdapterRejected with the reason.
+    """
+    if not adapter.path.is_dir():
+        raise AdapterRejected(f"{adapter.name}: there is no directory {adapter.path}.")
+    pickles = [path.name for path in adapter.path.iterdir() if path.suffix in _PICKLES]
+    if pickles:
+        raise AdapterRejected(f"{adapter.name} holds {pickles[0]}, which may be a pickle; only safetensors are read.")
+    try:
+        options: dict[str, Any] = json.loads((adapter.path / "adapter_config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise AdapterRejected(f"{adapter.name} cannot be read: {error}") from error
+    _check_options(adapter, options)
+    return options
+
+
+def _check_options(adapter: Adapter, options: dict[str, Any]) -> None:
+    kind = options.get("peft_type") if isinstance(options, dict) else None
+    if kind != "LORA":
+        raise AdapterRejected(f"{adapter.name} is of type {kind}; only LORA can be served.")
+    for option in _REFUSED_OPTIONS:
+        if options.get(option):
+            raise AdapterRejected(f"{adapter.name} has {option} = {options[option]}, which cannot be served.")
+    if options.get("bias", "none") != "none":
+        raise AdapterRejected(f'{adapter.name} has bias = {options["bias"]}; only "none" can be served.')
+    init = options.get("init_lora_weights", True)
+    if init not in _PLAIN_INIT:
+        raise AdapterRejected(f"{adapter.name} has init_lora_weights = {init}, which changes the base's weights.")
+    rank = options.get("r")
+    if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+        raise AdapterRejected(f"{adapter.name} has rank {rank}; it must be from 1 to {MAX_RANK}.")

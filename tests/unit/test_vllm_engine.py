@@ -1,0 +1,212 @@
+"""The vLLM engine against scripted answers: what goes wrong on the wire is said, and nothing is made up."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.engines.base import Adapter, Chunk, EngineInfo, GenerateRequest
+from app.engines.vllm import VllmEngine
+from app.engines.vllm_wire import chat_body, event_data
+from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, RiachoError, Unavailable
+from app.events.schema import Sampling
+
+REQUEST = GenerateRequest(messages=[{"role": "user", "content": "Hi"}], sampling=Sampling(temperature=1, max_tokens=8))
+HEAD = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]}
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def token(id: int, text: str, finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    entry = {"token": text, "logprob": -0.5, "top_logprobs": []}
+    choice = {"index": 0, "delta": {"content": text, **delta}, "token_ids": [id], "finish_reason": finish}
+    return {"choices": [choice | {"logprobs": {"content": [entry]}}]}
+
+
+def stream(*events: dict[str, Any], done: bool = True) -> Handler:
+    lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events] + ["data: [DONE]\n\n"] * done
+    return lambda _: httpx.Response(200, content="".join(lines).encode())
+
+
+def engine_of(handler: Handler, store: Path = Path("/store"), loaded: tuple[int, ...] = ()) -> VllmEngine:
+    """An engine that is started, on a scripted server."""
+    engine = VllmEngine("http://engine", model="base", policy="riacho", store=store, slots=2)
+    engine._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(handler))
+    engine._base, engine.info = "base", EngineInfo("base", "f", "float32", 64, 2)
+    engine._loaded.update(loaded)
+    return engine
+
+
+async def chunks(handler: Handler, version: int = 0) -> list[Chunk]:
+    return [chunk async for chunk in engine_of(handler, loaded=(3,)).generate(REQUEST, version)]
+
+
+async def test_ids_and_logprobs_arrive_in_order() -> None:
+    """Prompt ids come first, then every token with its logprob; the last chunk alone has a finish_reason."""
+    got = await chunks(stream(HEAD, token(5, "a"), token(6, "b", "stop"), {"choices": [], "usage": {}}))
+    assert got[0].prompt_ids == (1, 2)
+    assert [(chunk.token_ids, chunk.logprobs, chunk.text) for chunk in got[1:]] == [
+        ((5,), (-0.5,), "a"),
+        ((6,), (-0.5,), "b"),
+    ]
+    assert [chunk.finish_reason for chunk in got] == [None, None, "stop"]
+
+
+async def test_a_missing_logprob_is_not_patched() -> None:
+    """Counts that differ stay different, so that capture marks the answer."""
+    bare = {"choices": [{"index": 0, "delta": {}, "token_ids": [5, 6], "finish_reason": "stop"}]}
+    got = await chunks(stream(HEAD, bare))
+    assert (got[-1].token_ids, got[-1].logprobs) == ((5, 6), ())
+
+
+@pytest.mark.parametrize("reason", ["repetition", "error"])
+async def test_an_unknown_end_is_no_answer(reason: str) -> None:
+    """A finish_reason that nothing here knows is an error and not a normal end."""
+    with pytest.raises(Unavailable, match=reason):
+        await chunks(stream(HEAD, token(5, "a", reason)))
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_stream_that_stops_short_is_an_error(done: bool) -> None:
+    """Without a finish_reason the answer is not whole, whatever follows."""
+    with pytest.raises(Unavailable, match="before it was whole"):
+        await chunks(stream(HEAD, token(5, "a"), done=done))
+
+
+async def test_a_connection_lost_in_mid_stream_is_an_error() -> None:
+    """What was sampled is handed on, and then the loss is raised."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield f"data: {json.dumps(HEAD)}\n\ndata: {json.dumps(token(5, 'a'))}\n\n".encode()
+        raise httpx.ReadError("reset")
+
+    generation = engine_of(lambda _: httpx.Response(200, content=body())).generate(REQUEST, 0)
+    assert [(await anext(generation)).token_ids for _ in range(2)] == [(), (5,)]
+    with pytest.raises(Unavailable, match="lost"):
+        await anext(generation)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "expected", "param"),
+    [
+        (400, {"message": "bad", "param": "body.tools.0.function"}, InvalidRequest, "tools.0.function"),
+        (400, {"message": "bad", "param": "body.0.text"}, InvalidRequest, "messages.0.text"),
+        (400, {"message": "too long", "param": "input_tokens"}, ContextTooLong, "messages"),
+        (400, {"message": "This model's maximum context length is 8"}, ContextTooLong, "messages"),
+        (500, {"message": "EngineDead"}, Unavailable, None),
+        (503, None, Unavailable, None),
+    ],
+)
+async def test_refusals_keep_vllms_message(
+    status: int, error: dict[str, Any] | None, expected: type[RiachoError], param: str | None
+) -> None:
+    """The client hears what vLLM said, in the shape of our errors."""
+    body = b"" if error is None else json.dumps({"error": error}).encode()
+    with pytest.raises(expected) as refused:
+        await chunks(lambda _: httpx.Response(status, content=body))
+    assert refused.value.param == param
+    assert (error or {}).get("message", "503") in refused.value.message
+
+
+async def test_an_error_event_is_raised() -> None:
+    """vLLM reports some errors inside a stream of status 200."""
+    with pytest.raises(InvalidRequest, match="out-of-vocab"):
+        await chunks(stream({"error": {"message": "out-of-vocab", "param": "logit_bias", "code": 400}}))
+
+
+async def test_a_version_that_the_server_lost_is_loaded_again() -> None:
+    """After a 404 the version no longer counts as loaded, so that the deployer loads it."""
+    engine = engine_of(lambda _: httpx.Response(404, json={"error": {"message": "no such model"}}), loaded=(3,))
+    with pytest.raises(Unavailable, match="riacho@3"):
+        await anext(engine.generate(REQUEST, 3))
+    assert engine.loaded() == frozenset()
+
+
+async def test_events_end_at_line_feeds_only() -> None:
+    """U+2028 inside a text is no end of line, and events may arrive cut anywhere."""
+    raw = 'data: {"text": "a\u2028b\x85c"}\r\n\r\n: comment\n\ndata: [DONE]\n\n'.encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(len(raw)):
+            yield raw[at : at + 1]
+
+    assert [event async for event in event_data(pieces())] == [{"text": "a\u2028b\x85c"}]
+
+
+def test_every_sampling_parameter_is_named() -> None:
+    """No default of the server has a say; an answer is never longer than the context."""
+    sampling = Sampling(temperature=1e-9, max_tokens=10_000, seed=0)
+    body = chat_body(GenerateRequest(REQUEST.messages, sampling, tools=[{}], tool_choice="none"), "m", 64)
+    assert {"top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"} <= body.keys()
+    assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.0, 64, 0)
+    assert "tools" not in body
+
+
+async def test_the_likeliest_alternatives_are_shown() -> None:
+    """vLLM lists the sampled token first; cut-off tokens are no alternatives."""
+    event = token(5, "c", "stop")
+    tops = [("c", -3.0), ("a", -0.1), ("b", -2.0), ("z", -9999.0)]
+    event["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"token": t, "logprob": p} for t, p in tops]
+    request = GenerateRequest(REQUEST.messages, REQUEST.sampling, top_logprobs=2)
+    got = [chunk async for chunk in engine_of(stream(HEAD, event)).generate(request, 0)]
+    assert got[-1].details[0].top == (("a", -0.1), ("b", -2.0))
+
+
+async def test_a_foreign_version_is_unloaded_at_start(tmp_path: Path) -> None:
+    """A name that the server still has from another store is another adapter; one from ours is taken over."""
+    unloaded = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            roots = {"riacho@1": "/elsewhere/1", "riacho@2": str(tmp_path / "2"), "other@3": "/x", "riacho@": "/y"}
+            return httpx.Response(200, json={"data": [{"id": k, "root": v, "parent": "b"} for k, v in roots.items()]})
+        unloaded.append(json.loads(request.content)["lora_name"])
+        return httpx.Response(200)
+
+    engine = engine_of(server, store=tmp_path)
+    await engine._reconcile()
+    assert (engine.loaded(), unloaded) == (frozenset({2}), ["riacho@1"])
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters whose files are in order."""
+    monkeypatch.setattr("app.engines.vllm.check_adapter", lambda *_: None)
+    monkeypatch.setattr(VllmEngine, "_shapes", {}, raising=False)
+
+
+def loading(status: int, served: str, healthy: bool) -> Handler:
+    """A server whose load fails with `status`, and that lists version 3 at `served`."""
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(200 if healthy else 503)
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "riacho@3", "root": served, "parent": "base"}]})
+        return httpx.Response(status, json={"error": {"message": "the reason"}})
+
+    return server
+
+
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize(
+    ("healthy", "expected"), [(True, AdapterRejected), (False, Unavailable)], ids=["healthy", "dead"]
+)
+async def test_a_failed_load_is_the_adapters_fault_only_if_the_engine_lives(
+    healthy: bool, expected: type[RiachoError]
+) -> None:
+    """A version is rejected for good; a dead engine must not cost one."""
+    engine = engine_of(loading(500, "/elsewhere", healthy))
+    with pytest.raises(expected, match="the reason"):
+        await engine.load(Adapter("riacho", 3, Path("/store/3")))
+    assert engine.loaded() == frozenset()
+
+
+@pytest.mark.usefixtures("checked")
+async def test_an_adapter_that_is_there_already_is_loaded() -> None:
+    """Another app process may have loaded the same version from the same files."""
+    engine = engine_of(loading(400, "/store/3", True))
+    await engine.load(Adapter("riacho", 3, Path("/store/3")))
+    assert engine.loaded() == {3}

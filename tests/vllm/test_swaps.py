@@ -1,0 +1,84 @@
+"""Exactness while versions come and go: what each request recorded is what its own version gives."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from app.events.schema import CompletionEvent
+from app.settings import TINY_MODEL
+from tests.publishing import Publisher
+from tests.service import POLICY, Service, stream_data
+
+PUBLISHES = 20  # more than the slots, so that versions are evicted under load
+CLIENTS = 8
+TOLERANCE = 1e-4
+LAST = 15
+BODY: dict[str, Any] = {
+    "model": POLICY,
+    "messages": [{"role": "user", "content": "Write a line about the sea."}],
+    "stream": True,
+    "max_tokens": 48,
+}
+
+
+async def talk(client: httpx.AsyncClient, done: asyncio.Event) -> None:
+    """Stream answers until told to stop; each must end with [DONE]."""
+    while not done.is_set():
+        response = await client.post("/v1/chat/completions", json=BODY)
+        assert response.status_code == httpx.codes.OK, response.text
+        assert stream_data(response.text.splitlines())[-1] == "[DONE]"
+
+
+def worst_difference(model: Any, events: list[CompletionEvent]) -> float:
+    """The largest difference between what the events hold and what `model` gives."""
+    worst = 0.0
+    for event in events:
+        ids = torch.tensor([[*event.prompt_ids, *event.completion_ids]])
+        with torch.inference_mode():
+            logits = model(input_ids=ids).logits[0, len(event.prompt_ids) - 1 : -1].double()
+        mine = torch.log_softmax(logits, -1).gather(1, torch.tensor(event.completion_ids)[:, None])[:, 0]
+        worst = max(worst, float((mine - torch.tensor(event.logprobs).double()).abs().max()))
+    return worst
+
+
+def model_of(version: int, store: Path) -> Any:
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    return (PeftModel.from_pretrained(base, str(store / str(version))) if version else base).eval()
+
+
+@pytest.mark.timeout(600)
+async def test_every_answer_is_exactly_its_versions(
+    service: Service, publisher: Publisher, record_property: Any
+) -> None:
+    """20 publishes under 8 clients: no request fails, and every logprob is that of the version in its record."""
+    done = asyncio.Event()
+    headers = {"Authorization": f"Bearer {service.client_key}"}
+    async with httpx.AsyncClient(base_url=service.base_url, headers=headers, timeout=120) as client:
+        async with asyncio.TaskGroup() as talkers:
+            for _ in range(CLIENTS):
+                talkers.create_task(talk(client, done))
+            for number in range(1, PUBLISHES + 1):
+                await asyncio.to_thread(publisher.publish, number)
+                await publisher.wait_live(number)
+                await asyncio.sleep(0.3)
+            done.set()
+    events = [event for event in service.events() if isinstance(event, CompletionEvent)]
+    assert all(event.trainable for event in events)
+    counts = Counter(event.version for event in events)
+    assert len(counts) > PUBLISHES / 2
+    assert service.metric("riacho_loaded_versions") <= 8
+    store = service.home / "adapters" / POLICY
+    worst = {
+        version: worst_difference(model_of(version, store), [e for e in events if e.version == version][:LAST])
+        for version in counts
+    }
+    record_property("answers", len(events))
+    record_property("worst", max(worst.values()))
+    assert max(worst.values()) <= TOLERANCE, worst
