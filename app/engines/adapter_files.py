@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from app.engines.adapter_options import read_options
+from app.engines.adapter_options import read_options, some
 from app.engines.base import Adapter
 from app.errors import AdapterRejected
 
@@ -59,8 +59,7 @@ def _compare(adapter: Adapter, tensors: Mapping[str, Tensor], expected: Mapping[
     }
     for problem, keys in problems.items():
         if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise AdapterRejected(f"{adapter.name} has {problem}: {', '.join(keys[:3])}{more}.")
+            raise AdapterRejected(f"{adapter.name} has {problem}: {some(keys)}.")
 
 
 def _plain(value: object) -> object:

@@ -1,6 +1,7 @@
 """What an adapter directory may hold and say: the same rules for every engine, without torch."""
 
 import json
+from collections.abc import Set
 from typing import Any
 
 from app.engines.base import Adapter
@@ -11,6 +12,20 @@ _PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 # What turns an adapter into more than low-rank updates of the base's own layers. vLLM refuses it too.
 _REFUSED_OPTIONS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 _PLAIN_INIT = (True, False, "gaussian", "orthogonal", "eva")  # the others (PiSSA, OLoRA, …) change the base
+
+
+def some(keys: list[str]) -> str:
+    """The first three of many names."""
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return ", ".join(keys[:3]) + more
+
+
+def require_slot(adapter: Adapter, loaded: Set[int], slots: int) -> None:
+    """Raises AdapterRejected where every slot of an engine is taken."""
+    if len(loaded) >= slots:
+        raise AdapterRejected(
+            f"{adapter.name}: all {slots} adapter slots are taken by {sorted(loaded)}; unload one first."
+        )
 
 
 def read_options(adapter: Adapter) -> dict[str, Any]:

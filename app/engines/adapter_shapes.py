@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from app.engines.adapter_options import read_options
+from app.engines.adapter_options import read_options, some
 from app.engines.base import Adapter
 from app.errors import AdapterRejected
 from app.tensor_files import BadTensorFile, TensorFile
@@ -39,7 +39,7 @@ def _check_places(adapter: Adapter, tensors: _Shapes, base: _Shapes, options: di
     found = {key: _KEY.fullmatch(key) for key in tensors}
     unknown = [key for key, match in found.items() if match is None or f"{match['module']}.weight" not in base]
     if unknown:
-        raise AdapterRejected(f"{adapter.name} has tensors for which the base has no place: {_some(unknown)}.")
+        raise AdapterRejected(f"{adapter.name} has tensors for which the base has no place: {some(unknown)}.")
     modules = {match["module"] for match in found.values() if match}
     if not modules:
         raise AdapterRejected(f"{adapter.name} has no tensors.")
@@ -49,7 +49,7 @@ def _check_places(adapter: Adapter, tensors: _Shapes, base: _Shapes, options: di
     targets = _targets(options, base)
     if targets is not None and targets != modules:
         raise AdapterRejected(
-            f"{adapter.name} has tensors for other modules than its target_modules: {_some(sorted(targets ^ modules))}."
+            f"{adapter.name} has tensors for other modules than its target_modules: {some(sorted(targets ^ modules))}."
         )
 
 
@@ -91,8 +91,3 @@ def _widened(raw: bytes) -> bytes:
     wide = bytearray(2 * len(raw))
     wide[2::4], wide[3::4] = raw[0::2], raw[1::2]
     return bytes(wide)
-
-
-def _some(keys: list[str]) -> str:
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return ", ".join(keys[:3]) + more

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from app.engines.adapter_files import AdapterReader
+from app.engines.adapter_options import require_slot
 from app.engines.base import (
     BASE_VERSION,
     Adapter,
@@ -252,10 +253,7 @@ class _Model:
         """Add a version; raises AdapterRejected and leaves everything as it was."""
         if adapter.version in self.versions:
             return  # a version never changes, so it is the same
-        if len(self.versions) >= slots:
-            raise AdapterRejected(
-                f"{adapter.name}: all {slots} adapter slots are taken by {sorted(self.versions)}; unload one first."
-            )
+        require_slot(adapter, self.versions, slots)
         config, tensors = self._adapters.read(adapter)
         name = _slot(adapter.version)
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from app.engines.adapter_options import require_slot
 from app.engines.adapter_shapes import base_shapes, check_adapter
 from app.engines.base import BASE_VERSION, Adapter, Chunk, Engine, GenerateRequest
 from app.engines.vllm_checks import inspect_server
@@ -81,11 +82,7 @@ class VllmEngine(Engine):
             raise AdapterRejected(f"{adapter.name} belongs to another policy than {self._policy}.")
         if adapter.version in self._loaded:
             return  # a version never changes, so it is the same
-        if len(self._loaded) >= self._slots:
-            raise AdapterRejected(
-                f"{adapter.name}: all {self._slots} adapter slots are taken by {sorted(self._loaded)}; "
-                "unload one first."
-            )
+        require_slot(adapter, self._loaded, self._slots)
         await asyncio.to_thread(check_adapter, adapter, self._shapes)
         names = {"lora_name": adapter.name, "lora_path": str(adapter.path)}
         response = await self._post("/v1/load_lora_adapter", names)

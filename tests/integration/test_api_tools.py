@@ -6,22 +6,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from learner.tiny.tool_dialogues import CALCULATOR
 from tests.service import MODEL, POLICY, Service, local_only, service_fixture
 
 service = service_fixture()
 
-CALCULATOR: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Compute an arithmetic expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string", "description": "The expression, such as 2 + 3."}},
-            "required": ["expression"],
-        },
-    },
-}
 ASK: dict[str, Any] = {"role": "user", "content": "What is 12 + 30?"}
 CALL: dict[str, Any] = {
     "role": "assistant",

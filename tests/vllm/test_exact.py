@@ -11,23 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.events.schema import CompletionEvent
 from app.settings import TINY_MODEL
+from learner.tiny.tool_dialogues import CALCULATOR
 from tests.publishing import Publisher
 from tests.service import Service, stream_data
 
 TOLERANCE = 1e-4
 SEEDS = range(4)
-CALCULATOR: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Compute an arithmetic expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string", "description": "The expression, such as 2 + 3."}},
-            "required": ["expression"],
-        },
-    },
-}
 SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
