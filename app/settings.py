@@ -54,7 +54,7 @@ class SharedSettings(BaseModel):
 class AppSettings(SharedSettings):
     """The serving process."""
 
-    engine_urls: str = Field("local", description="`local`, or a vLLM server's address")
+    engine_urls: str = Field("local", description="`local`, or addresses of vLLM servers, comma-separated")
     host: str = "127.0.0.1"
     port: int = Field(8700, ge=0, le=65535)
     auth: bool = Field(True, description="false only on a loopback address")

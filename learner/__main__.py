@@ -49,7 +49,6 @@ def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback
         settings.policy, settings.model, fingerprint(settings.model), settings.reward_min, settings.reward_max
     )
     base = load_base(settings.model)
-    vocabulary = int(base.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     policy, critic = make_policy_and_critic(base, table.training)
     gap = check_logprobs(policy)
     band = table.training.band
@@ -62,7 +61,7 @@ def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback
         Trainer(policy, critic, table.training, reward_range, time.perf_counter),
         Publisher(registry, settings.policy, settings.model, settings.resolved_adapter_store),
         StreamState(Joins(timedelta(seconds=settings.feedback_ttl_s))),
-        vocabulary,
+        policy.vocabulary,
         on_rollback,
     )
 

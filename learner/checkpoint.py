@@ -3,6 +3,7 @@
     adapter_config.json, adapter_model.safetensors   the policy's adapter, as peft and vLLM read it
     critic.safetensors                               what of the critic trains, the value head included
     optimizer.safetensors                            both AdamW states
+    probe.json                                       by which an engine proves that it applies the adapter
     learner.json                                     running numbers, pending joins, log positions, counters
 
 The same state gives the same bytes.
@@ -23,6 +24,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from app.errors import SetupError
+from app.probe import FILE as PROBE
+from learner.probe import measure
 from learner.shift import ShiftDetector
 from learner.trainer import Trainer, TrainerStats
 
@@ -31,7 +34,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 CRITIC = "critic.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "learner.json"
-FILES = (ADAPTER_CONFIG, ADAPTER, CRITIC, OPTIMIZER, STATE)
+FILES = (ADAPTER_CONFIG, ADAPTER, PROBE, CRITIC, OPTIMIZER, STATE)
 
 
 def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> str:
@@ -73,6 +76,7 @@ def serialize(trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> d
     return {
         ADAPTER_CONFIG: _adapter_config(trainer, base_model),
         ADAPTER: save(trainer.policy.state(), metadata={"format": "pt"}),
+        PROBE: measure(trainer.policy).encode(),
         CRITIC: save(trainer.critic.state()),
         OPTIMIZER: save(_optimizer_state(trainer)),
         STATE: json.dumps(state, allow_nan=False).encode(),

@@ -160,7 +160,8 @@ class Learner:
             *(report.number, report.reward, report.reward_mean),
             *(100 * (report.masked_low + report.masked_high), report.kl_to_base),
         )
-        if len(self.stream.unpublished) >= self._trainer.settings.publish_every:
+        due = len(self.stream.unpublished) >= self._trainer.settings.publish_every
+        if due and self._trainer.policy.changes_base():  # else the version would be the base under another name
             self._publish(report, lease)
 
     def _publish(self, report: UpdateReport, lease: Lease) -> None:

@@ -60,6 +60,18 @@ class Policy:
     def hidden_size(self) -> int:
         return int(self.causal_lm.config.get_text_config().hidden_size)
 
+    @property
+    def vocabulary(self) -> int:
+        return int(self.causal_lm.get_input_embeddings().weight.shape[0])
+
+    @property
+    def max_context(self) -> int:
+        return int(self.causal_lm.config.get_text_config().max_position_embeddings)
+
+    def changes_base(self) -> bool:
+        """Whether any LoRA B is other than zero."""
+        return any(bool(p.any()) for name, p in self.parameters().items() if ".lora_B." in name)
+
     def activate(self, adapter: str) -> None:
         self.peft.set_adapter(adapter)
 

@@ -4,6 +4,7 @@ import torch
 
 from app.errors import SetupError
 from learner.models import Policy
+from learner.probe import fixed_ids
 
 TOKENS = 24
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
@@ -16,8 +17,7 @@ def check_logprobs(policy: Policy) -> float:
     Raises SetupError above the tolerance of the dtype: dropout left on, or a model whose cached decoding
     differs from its forward pass, would push ratios out of the band before anything is learned.
     """
-    vocabulary = policy.causal_lm.get_input_embeddings().weight.shape[0]
-    ids = (torch.arange(1, TOKENS + 1) * 7919) % vocabulary
+    ids = fixed_ids(policy.vocabulary, TOKENS)
     positions = torch.arange(1, TOKENS)
     at_once = policy.logits(ids, positions).float().log_softmax(-1)
     cache, steps = None, []

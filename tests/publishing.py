@@ -3,16 +3,34 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from app.probe import Context, Probe
 from app.registry import Registry
 from app.registry.records import Lease, NewVersion
 from app.settings import TINY_MODEL
 
 LEASE_S = 600
+PROBE_PROMPTS = [[5, 6, 7], [301, 41, 42, 1000, 77, 2048, 9, 500]]
+LIKELY = 8
+
+
+def save_adapter(model: Any, path: Path) -> None:
+    """A peft model's adapter as a learner publishes it, with its probe."""
+    model.save_pretrained(path)
+    contexts = []
+    for prompt in PROBE_PROMPTS:
+        with torch.no_grad():
+            adapted = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+            with model.disable_adapter():
+                base = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        tokens = sorted(set(adapted.topk(LIKELY).indices.tolist()) & set(base.topk(LIKELY).indices.tolist()))
+        contexts.append(Context(prompt, tokens, adapted[tokens].tolist(), base[tokens].tolist()))
+    (path / "probe.json").write_bytes(Probe(contexts).encode())
 
 
 class Publisher:
@@ -27,6 +45,7 @@ class Publisher:
         self._store = home / "adapters" / "riacho"
         self._registry = Registry.open(f"sqlite:///{home / 'registry.db'}")
         self._scale = scale
+        torch.manual_seed(0)  # for LoRA A
         self._model = get_peft_model(
             AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32),
             LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
@@ -43,7 +62,7 @@ class Publisher:
                 if "lora_B" in name:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * self._scale)
         path = self._store / str(number)
-        self._model.save_pretrained(path)
+        save_adapter(self._model, path)
         return path
 
     def publish(self, number: int, epoch: int = 0, write: Callable[[int], Path] | None = None) -> None:

@@ -60,6 +60,8 @@ def _compare(adapter: Adapter, tensors: Mapping[str, Tensor], expected: Mapping[
     for problem, keys in problems.items():
         if keys:
             raise AdapterRejected(f"{adapter.name} has {problem}: {some(keys)}.")
+    if not any(v.any() for k, v in tensors.items() if ".lora_B." in k):
+        raise AdapterRejected(f"{adapter.name} changes nothing: every LoRA B is zero.")
 
 
 def _plain(value: object) -> object:

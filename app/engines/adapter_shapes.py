@@ -75,6 +75,7 @@ def _targets(options: dict[str, Any], base: _Shapes) -> set[str] | None:
 
 
 def _check_values(adapter: Adapter, file: TensorFile) -> None:
+    changes_base = False
     for name, entry in file.tensors.items():
         if entry["dtype"] not in ("F32", "BF16"):
             raise AdapterRejected(f"{adapter.name} has {name} in {entry['dtype']}; F32 and BF16 can be checked.")
@@ -84,6 +85,9 @@ def _check_values(adapter: Adapter, file: TensorFile) -> None:
         # The sum of float32 values cannot overflow a double, so it is finite exactly where every value is.
         if not math.isfinite(sum(memoryview(raw).cast("f"))):
             raise AdapterRejected(f"{adapter.name} has values that are not finite in {name}.")
+        changes_base = changes_base or (".lora_B." in name and any(memoryview(raw).cast("f")))
+    if not changes_base:
+        raise AdapterRejected(f"{adapter.name} changes nothing: every LoRA B is zero.")
 
 
 def _widened(raw: bytes) -> bytes:

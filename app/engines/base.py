@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from app.errors import Unavailable
 from app.events.schema import Sampling
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -36,6 +37,7 @@ class GenerateRequest:
     logit_bias: dict[int, float] = field(default_factory=dict)
     response_format: dict[str, Any] | None = None
     tool_choice: Any = None
+    affinity: str | None = None  # requests with the same one share a long prompt prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,25 @@ class EngineInfo:
     slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One engine as an operator sees it; `problem` says why it is not in service."""
+
+    name: str
+    serving: bool
+    problem: str
+    running: int
+    versions: tuple[int, ...]
+
+
+class EngineLost(Unavailable):
+    """The connection to the engine failed."""
+
+
+class VersionMissing(Unavailable):
+    """The engine has lost a version that it is asked to sample from; loading it again helps."""
+
+
 class Engine(ABC):
     """Samples tokens from one base model under many adapter versions at once."""
 
@@ -95,15 +116,27 @@ class Engine(ABC):
 
     @abstractmethod
     async def load(self, adapter: Adapter) -> None:
-        """Make a version ready to sample; raises AdapterRejected with the reason, leaving the others as they were."""
+        """Make a version ready to sample, once it has reproduced its probe (app/probe.py).
+
+        Raises AdapterRejected with the reason, leaving the others as they were, and Unavailable where the engine
+        cannot be reached or is too slow.
+        """
 
     @abstractmethod
     async def unload(self, version: int) -> None:
-        """Forget a version that no request uses any more."""
+        """Forget a version that no request uses any more; nothing happens if it is not there."""
 
     @abstractmethod
     def loaded(self) -> frozenset[int]:
         """The adapter versions that can be sampled from now, without the base."""
+
+    @abstractmethod
+    def may_read(self, version: int) -> bool:
+        """Whether an engine may still read the version's files, so that they must stay."""
+
+    @abstractmethod
+    def states(self) -> list[EngineState]:
+        """Every engine behind this one."""
 
     @abstractmethod
     async def healthy(self) -> bool:

@@ -29,16 +29,19 @@ from app.engines.base import (
     Chunk,
     Engine,
     EngineInfo,
+    EngineState,
     FinishReason,
     GenerateRequest,
     TokenLogprob,
 )
 from app.engines.detokenize import Detokenizer, StopStrings
 from app.engines.messages import joined_parts
+from app.engines.probe import require_reproduced
 from app.engines.sampler import Draw, distribution, draw, seeded
 from app.engines.tool_calls import ToolCallParser
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, SetupError, Unavailable
 from app.fingerprint import fingerprint
+from app.probe import Probe
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -61,6 +64,7 @@ class LocalEngine(Engine):
         self._model = _Model(model, device or _best_device())
         self._worker = ThreadPoolExecutor(1, "local-engine", torch.set_num_threads, (threads,))
         self._ready = False
+        self._running = 0
 
     async def start(self) -> None:
         model = self._model
@@ -74,11 +78,15 @@ class LocalEngine(Engine):
             raise Unavailable("The local engine is not running.")
         answer = await self._run(self._model.prepare, request, version)
         chunk = Chunk(prompt_ids=answer.prompt_ids)
-        while True:
-            yield chunk
-            if chunk.finish_reason is not None:
-                return
-            chunk = await self._run(self._model.step, answer) if self._ready else answer.abort()
+        self._running += 1
+        try:
+            while True:
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+                chunk = await self._run(self._model.step, answer) if self._ready else answer.abort()
+        finally:
+            self._running -= 1
 
     async def load(self, adapter: Adapter) -> None:
         if adapter.policy != self._policy:
@@ -90,6 +98,13 @@ class LocalEngine(Engine):
 
     def loaded(self) -> frozenset[int]:
         return frozenset(self._model.versions)
+
+    def may_read(self, version: int) -> bool:
+        return False  # an adapter's files are read once
+
+    def states(self) -> list[EngineState]:
+        problem = "" if self._ready else "it is not running"
+        return [EngineState("local", self._ready, problem, self._running, tuple(sorted(self.loaded())))]
 
     async def healthy(self) -> bool:
         return self._ready
@@ -250,7 +265,7 @@ class _Model:
         return answer.accept(drawn)
 
     def load(self, adapter: Adapter, slots: int) -> None:
-        """Add a version; raises AdapterRejected and leaves everything as it was."""
+        """Add a version that reproduces its probe; raises AdapterRejected and leaves everything as it was."""
         if adapter.version in self.versions:
             return  # a version never changes, so it is the same
         require_slot(adapter, self.versions, slots)
@@ -267,6 +282,11 @@ class _Model:
             self._layers = [layer for layer in self._base.modules() if isinstance(layer, LoraLayer)]
             self._active = None
         self.versions.add(adapter.version)
+        try:
+            self._prove(adapter)
+        except AdapterRejected:
+            self.unload(adapter.version)
+            raise
 
     def unload(self, version: int) -> None:
         """Forget a version; nothing happens if it is not there."""
@@ -275,6 +295,22 @@ class _Model:
             self._activate(BASE_VERSION)
             self._peft.delete_adapter(_slot(version))
             self._active = None
+
+    def _prove(self, adapter: Adapter) -> None:
+        probe = Probe.read(adapter.path)
+        adapted, base = (self._score(version, probe) for version in (adapter.version, BASE_VERSION))
+        require_reproduced(adapter, probe, adapted, base)
+
+    @torch.inference_mode()
+    def _score(self, version: int, probe: Probe) -> list[float]:
+        """The logprobs of the probe's tokens under a version."""
+        self._activate(version)
+        found = []
+        for context in probe.contexts:
+            ids = torch.tensor([context.prompt_ids], device=self._device)
+            table = self._base(input_ids=ids, **self._options).logits[0, -1].float().log_softmax(-1).tolist()
+            found.append({token: table[token] for token in context.token_ids if token < len(table)})
+        return probe.chosen(found)
 
     def _check(self, request: GenerateRequest, version: int) -> None:
         if version != BASE_VERSION and version not in self.versions:

@@ -1,7 +1,8 @@
 """Open the engine that the settings name; torch is imported only where the local engine is chosen."""
 
 from app.engines.base import Engine
-from app.engines.vllm import VllmEngine
+from app.engines.replicas import Replicas
+from app.engines.vllm import VllmClient
 from app.errors import SetupError
 from app.settings import AppSettings
 
@@ -18,15 +19,17 @@ def open_engine(settings: AppSettings) -> Engine:
 
 
 def _vllm(settings: AppSettings) -> Engine:
-    urls = [url.strip() for url in settings.engine_urls.split(",") if url.strip()]
+    urls = [url.strip().rstrip("/") for url in settings.engine_urls.split(",") if url.strip()]
     given = f"engine_urls = {settings.engine_urls!r}"
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         raise SetupError(
-            f"{given}: give `local`, or a vLLM server's address such as http://127.0.0.1:8000", param="engine_urls"
+            f"{given}: give `local`, or addresses of vLLM servers such as http://127.0.0.1:8000",
+            param="engine_urls",
         )
-    if len(urls) > 1:
-        raise SetupError(f"{given}: replicas are not served yet; give one address", param="engine_urls")
+    if len(set(urls)) < len(urls):
+        raise SetupError(f"{given}: give each address once", param="engine_urls")
     store = settings.resolved_adapter_store / settings.policy
-    return VllmEngine(
-        urls[0].rstrip("/"), model=settings.model, policy=settings.policy, store=store, slots=settings.slots
-    )
+    clients = [
+        VllmClient(url, model=settings.model, policy=settings.policy, store=store, slots=settings.slots) for url in urls
+    ]
+    return Replicas(clients, settings.slots)

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 
 from app.engines.base import EngineInfo
-from app.engines.vllm_wire import CUT_OFF
+from app.engines.vllm_wire import ALTERNATIVES, CUT_OFF
 from app.errors import SetupError
 from app.fingerprint import fingerprint
 
-MOST_ALTERNATIVES = 21  # OpenAI's 20, and the sampled token
+MOST_ALTERNATIVES = ALTERNATIVES + 1  # and the sampled token
 _START = "start it as `riacho vllm` does"
 _HELLO = [{"role": "user", "content": "Hello"}]
 # vLLM leaves out of a rendered request what has its own neutral value.
@@ -31,6 +31,10 @@ _NEUTRAL = {
 }
 
 log = logging.getLogger(__name__)
+
+
+class NotReachable(SetupError):
+    """Nothing answers at the address; it may still come up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str, body: Any = None
     try:
         return await http.request(method, path, json=body)
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise SetupError(
+        raise NotReachable(
             f"engine_urls: no vLLM server answers at {http.base_url} ({type(error).__name__} {error}); "
             "start one with `riacho vllm`, or correct the address",
             param="engine_urls",

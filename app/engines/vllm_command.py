@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.engines.vllm_checks import MOST_ALTERNATIVES
 from app.errors import SetupError
@@ -35,6 +36,8 @@ CPU_FLAGS: tuple[tuple[tuple[str, ...], str], ...] = (
 CPU_VARIABLES: dict[str, tuple[str, str]] = {
     "TORCH_COMPILE_DISABLE": ("1", "without it the first request takes 20 s more"),
 }
+# vLLM finds the plugin by its metadata in this folder; what it mends is said there.
+CPU_PLUGIN = Path(__file__).parent / "vllm_cpu"
 # What a further option of vLLM would break; the reason is shown.
 _BREAKS = {
     "--logprobs-mode": "only processed_logprobs are those of the sampled distribution",
@@ -106,7 +109,10 @@ class VllmServer:
             if inherited.get(name):
                 raise SetupError(f"{name} = {inherited[name]} is set: {why}; unset it")
         chosen = VARIABLES | (CPU_VARIABLES if self.cpu else {})
-        return {name: value for name, (value, _) in chosen.items()}
+        variables = {name: value for name, (value, _) in chosen.items()}
+        if self.cpu:
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CPU_PLUGIN), inherited.get("PYTHONPATH")]))
+        return variables
 
     def exposed(self) -> bool:
         """Whether others than this machine may reach the adapter endpoints."""
@@ -137,5 +143,6 @@ def reasons() -> str:
     flags = [(" ".join(flag), why) for flag, why in FLAGS]
     flags += [(f"{' '.join(flag)} (--cpu)", why) for flag, why in CPU_FLAGS]
     flags += [(f"{name}={value}", why) for name, (value, why) in (VARIABLES | CPU_VARIABLES).items()]
+    flags += [("PYTHONPATH=… (--cpu)", "a plugin: the CPU build would mix adapters into the base's answers")]
     flags += [(f"never {flag}", why) for flag, why in _BREAKS.items()]
     return "\n".join(f"  {flag}\n      {why}" for flag, why in flags)

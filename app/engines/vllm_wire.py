@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, get_args
 
 from app.engines.base import Chunk, FinishReason, GenerateRequest, TokenLogprob
@@ -11,6 +11,7 @@ from app.errors import ContextTooLong, InvalidRequest, RiachoError, Unavailable
 
 # vLLM lists a token that was cut off (top_k, top_p, grammar) at this value, since JSON has no -inf.
 CUT_OFF = -9999.0
+ALTERNATIVES = 20  # OpenAI's limit
 _TOO_LONG = ("input_tokens", "maximum context length")
 
 
@@ -80,6 +81,23 @@ def chunk_of(data: dict[str, Any], alternatives: int) -> Chunk | None:
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         finish_reason=_finish_reason(choice.get("finish_reason")),
     )
+
+
+def distributions_body(prompts: Sequence[Sequence[int]], model: str) -> dict[str, Any]:
+    """A request for the likeliest next tokens after each prompt.
+
+    Not through prompt_logprobs, which with LoRA in a mixed batch kill the engine (vLLM issues 16668 and 29955), nor
+    through logprob_token_ids, which take the alternatives away from the other requests of their batch.
+    """
+    body = {"model": model, "prompt": [list(prompt) for prompt in prompts], "max_tokens": 1, "temperature": 1.0}
+    return body | {"logprobs": ALTERNATIVES, "return_tokens_as_token_ids": True}
+
+
+def distributions_of(answer: dict[str, Any]) -> list[dict[int, float]]:
+    """For each prompt the likeliest next tokens with their logprobs."""
+    choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+    tops = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
+    return [{int(name.removeprefix("token_id:")): float(value) for name, value in top.items()} for top in tops]
 
 
 def refusal(status: int, body: Any) -> RiachoError:

@@ -31,10 +31,11 @@ class ChatCall:
 
     def request_for(self, choice: int) -> GenerateRequest:
         """The request of one choice: a seed gives each choice an own, reproducible one."""
-        sampling = self.request.sampling
+        request = replace(self.request, affinity=self.session)
+        sampling = request.sampling
         if sampling.seed is None or choice == 0:
-            return self.request
-        return replace(self.request, sampling=sampling.model_copy(update={"seed": sampling.seed + choice}))
+            return request
+        return replace(request, sampling=sampling.model_copy(update={"seed": sampling.seed + choice}))
 
     def receipt(self, choice: int) -> Receipt:
         return Receipt(self.uid, self.policy, self.key.id, self.session, choice)

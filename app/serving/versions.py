@@ -110,13 +110,12 @@ class Versions:
                 await self._load(self.live)
 
     async def evict(self, version: int) -> bool:
-        """Unload a version unless something holds it; whether it is out of the engine now."""
+        """Unload a version unless something holds it; whether no engine may read its files any more."""
         async with self._moving:
             if version in self.in_use():
                 return False
-            if version in self._engine.loaded():
-                await self._engine.unload(version)
-            return True
+            await self._engine.unload(version)
+            return not self._engine.may_read(version)
 
     def _point(self, version: int) -> None:
         self.live = version

@@ -20,6 +20,7 @@ from app.engines.base import Adapter, Chunk, GenerateRequest  # noqa: E402
 from app.engines.local import LocalEngine  # noqa: E402
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, SetupError, Unavailable  # noqa: E402
 from app.events.schema import Sampling  # noqa: E402
+from tests.publishing import save_adapter  # noqa: E402
 from tests.smollm2 import default_cache, smollm2_dir  # noqa: E402
 
 TINY = Path(__file__).parents[2] / "app" / "models" / "tiny-qwen3"
@@ -78,7 +79,7 @@ def make_adapter(directory: Path, seed: int, *, config: type[Any] = LoraConfig, 
     if config is LoraConfig:
         options = {"lora_alpha": 64, "init_lora_weights": options.pop("init_weights"), **options}
     base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    get_peft_model(base, config(task_type="CAUSAL_LM", **options)).save_pretrained(directory)
+    save_adapter(get_peft_model(base, config(task_type="CAUSAL_LM", **options)).eval(), directory)
     return directory
 
 

@@ -48,7 +48,7 @@ def test_learner_never_imports_litestar() -> None:
 
 
 def test_learner_uses_only_the_shared_parts_of_app() -> None:
-    """Of app the learner knows events, registry, settings, errors, the base's fingerprint and logging."""
+    """Of app the learner knows events, registry, settings, errors, the base's fingerprint, the probe and logging."""
     shared = (
         "app.events",
         "app.registry",
@@ -56,6 +56,7 @@ def test_learner_uses_only_the_shared_parts_of_app() -> None:
         "app.config",
         "app.errors",
         "app.fingerprint",
+        "app.probe",
         "app.telemetry",
     )
     rows = offenders("learner", "app")

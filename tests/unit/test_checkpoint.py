@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
 from app.errors import SetupError
 from app.events.log import Position
+from app.probe import Probe
+from app.settings import TINY_MODEL
 from learner import checkpoint
 from learner.joins import Joined, Joins
+from learner.models import load_base
 from learner.rollouts import Rollout
 from learner.trainer import Trainer
 from tests.builders import completion, feedback, moment, new_trainer, recorded, turn
@@ -153,7 +156,7 @@ def test_full_disk_is_a_setup_error_and_leaves_no_version_directory(
 
 
 def test_every_file_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five files and their directory are fsynced while the name is not there yet, the parent after it is."""
+    """Six files and their directory are fsynced while the name is not there yet, the parent after it is."""
     renamed_at: list[bool] = []
     sync = os.fsync
 
@@ -163,7 +166,7 @@ def test_every_file_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "fsync", looked_at)
     checkpoint.write(tmp_path / "3", new_trainer(), BASE, STREAM)
-    assert renamed_at == [False] * 6 + [True]
+    assert renamed_at == [False] * 7 + [True]
 
 
 @pytest.mark.parametrize("name", [checkpoint.ADAPTER, checkpoint.CRITIC, checkpoint.OPTIMIZER, checkpoint.STATE])
@@ -230,6 +233,27 @@ def test_adapter_files_are_what_peft_reads(tmp_path: Path) -> None:
     assert tensors.keys() == live.keys()
     assert all(torch.equal(tensors[name], live[name]) for name in live)
     assert any(torch.count_nonzero(tensors[name]) for name in tensors if ".lora_B." in name)
+
+
+def test_the_probe_is_what_peft_gives(tmp_path: Path) -> None:
+    """The published adapter on a fresh base has the probe's logprobs, and the base alone has its base's."""
+    trainer = new_trainer()
+    _train(trainer, 0, 1)
+    checkpoint.write(tmp_path / "1", trainer, BASE, STREAM)
+    probe = Probe.read(tmp_path / "1")
+    base = load_base(str(TINY_MODEL))
+
+    def scored(model: Any) -> list[float]:
+        with torch.no_grad():
+            tables = [
+                model(input_ids=torch.tensor([c.prompt_ids])).logits[0, -1].log_softmax(-1) for c in probe.contexts
+            ]
+        return [float(table[t]) for table, c in zip(tables, probe.contexts, strict=True) for t in c.token_ids]
+
+    assert scored(base) == pytest.approx(probe.base_logprobs, abs=1e-4)
+    assert scored(PeftModel.from_pretrained(base, str(tmp_path / "1"))) == pytest.approx(probe.logprobs, abs=1e-4)
+    assert probe.logprobs != pytest.approx(probe.base_logprobs, abs=1e-3)
+    assert len(probe.logprobs) > 20
 
 
 @FORMS

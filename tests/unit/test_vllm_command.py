@@ -1,5 +1,7 @@
 """`riacho vllm`: the command holds what learning needs, and what breaks it is refused."""
 
+import os
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -48,6 +50,15 @@ def test_a_dangerous_variable_is_refused(name: str) -> None:
     with pytest.raises(SetupError, match=name):
         VllmServer(model=MODEL).variables({name: "1"})
     assert VllmServer(model=MODEL).variables({}).keys() == VARIABLES.keys()
+
+
+def test_the_cpu_plugin_is_found_by_its_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the path that `riacho vllm --cpu` gives, beside what is there, vLLM finds the plugin and can load it."""
+    path = VllmServer(model=MODEL, cpu=True).variables({"PYTHONPATH": "/mine"})["PYTHONPATH"].split(os.pathsep)
+    assert path[1:] == ["/mine"]
+    monkeypatch.syspath_prepend(path[0])
+    [plugin] = entry_points(group="vllm.general_plugins", name="riacho_vllm_cpu")
+    assert callable(plugin.load())
 
 
 @pytest.mark.parametrize(

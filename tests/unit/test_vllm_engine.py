@@ -8,21 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from app.engines.base import Adapter, Chunk, EngineInfo, GenerateRequest
-from app.engines.vllm import VllmEngine
+from app.engines.base import Chunk, EngineInfo, GenerateRequest
+from app.engines.vllm import VllmClient
 from app.engines.vllm_wire import chat_body, event_data
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, RiachoError, Unavailable
 from app.events.schema import Sampling
+from tests.scripted_vllm import HEAD, ScriptedVllm, adapter
+from tests.scripted_vllm import token_event as token
 
 REQUEST = GenerateRequest(messages=[{"role": "user", "content": "Hi"}], sampling=Sampling(temperature=1, max_tokens=8))
-HEAD = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]}
 Handler = Callable[[httpx.Request], httpx.Response]
-
-
-def token(id: int, text: str, finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    entry = {"token": text, "logprob": -0.5, "top_logprobs": []}
-    choice = {"index": 0, "delta": {"content": text, **delta}, "token_ids": [id], "finish_reason": finish}
-    return {"choices": [choice | {"logprobs": {"content": [entry]}}]}
 
 
 def stream(*events: dict[str, Any], done: bool = True) -> Handler:
@@ -30,9 +25,9 @@ def stream(*events: dict[str, Any], done: bool = True) -> Handler:
     return lambda _: httpx.Response(200, content="".join(lines).encode())
 
 
-def engine_of(handler: Handler, store: Path = Path("/store"), loaded: tuple[int, ...] = ()) -> VllmEngine:
+def engine_of(handler: Handler, store: Path = Path("/store"), loaded: tuple[int, ...] = ()) -> VllmClient:
     """An engine that is started, on a scripted server."""
-    engine = VllmEngine("http://engine", model="base", policy="riacho", store=store, slots=2)
+    engine = VllmClient("http://engine", model="base", policy="riacho", store=store, slots=2)
     engine._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(handler))
     engine._base, engine.info = "base", EngineInfo("base", "f", "float32", 64, 2)
     engine._loaded.update(loaded)
@@ -156,38 +151,30 @@ async def test_the_likeliest_alternatives_are_shown() -> None:
 
 async def test_a_foreign_version_is_unloaded_at_start(tmp_path: Path) -> None:
     """A name that the server still has from another store is another adapter; one from ours is taken over."""
-    unloaded = []
+    server = ScriptedVllm("a")
+    server.names = {"riacho@1": "/elsewhere/1", "riacho@2": str(adapter(tmp_path, 2).path)}
+    others = {"other@3": "/x", "riacho@": "/y"}
+    server.names |= others
+    client = server.client(tmp_path)
+    await client.start()
+    assert client.loaded() == client.held() == {2}
+    assert server.names.keys() == {"riacho@2"} | others.keys()
 
-    def server(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            roots = {"riacho@1": "/elsewhere/1", "riacho@2": str(tmp_path / "2"), "other@3": "/x", "riacho@": "/y"}
-            return httpx.Response(200, json={"data": [{"id": k, "root": v, "parent": "b"} for k, v in roots.items()]})
-        unloaded.append(json.loads(request.content)["lora_name"])
-        return httpx.Response(200)
 
-    engine = engine_of(server, store=tmp_path)
-    await engine._reconcile()
-    assert (engine.loaded(), unloaded) == (frozenset({2}), ["riacho@1"])
+async def test_what_is_taken_over_proves_itself(tmp_path: Path) -> None:
+    """A name from before whose weights are not those in the store is unloaded."""
+    server = ScriptedVllm("a")
+    server.names = {"riacho@2": str(adapter(tmp_path, 2).path)}
+    server.ignores = True
+    client = server.client(tmp_path)
+    await client.start()
+    assert (client.loaded(), server.names) == (frozenset(), {})
 
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters whose files are in order."""
     monkeypatch.setattr("app.engines.vllm.check_adapter", lambda *_: None)
-    monkeypatch.setattr(VllmEngine, "_shapes", {}, raising=False)
-
-
-def loading(status: int, served: str, healthy: bool) -> Handler:
-    """A server whose load fails with `status`, and that lists version 3 at `served`."""
-
-    def server(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/health":
-            return httpx.Response(200 if healthy else 503)
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "riacho@3", "root": served, "parent": "base"}]})
-        return httpx.Response(status, json={"error": {"message": "the reason"}})
-
-    return server
 
 
 @pytest.mark.usefixtures("checked")
@@ -195,18 +182,22 @@ def loading(status: int, served: str, healthy: bool) -> Handler:
     ("healthy", "expected"), [(True, AdapterRejected), (False, Unavailable)], ids=["healthy", "dead"]
 )
 async def test_a_failed_load_is_the_adapters_fault_only_if_the_engine_lives(
-    healthy: bool, expected: type[RiachoError]
+    tmp_path: Path, healthy: bool, expected: type[RiachoError]
 ) -> None:
     """A version is rejected for good; a dead engine must not cost one."""
-    engine = engine_of(loading(500, "/elsewhere", healthy))
+    server = ScriptedVllm("a")
+    server.refuse, server.healthy = "the reason", healthy
+    client = server.client(tmp_path)
     with pytest.raises(expected, match="the reason"):
-        await engine.load(Adapter("riacho", 3, Path("/store/3")))
-    assert engine.loaded() == frozenset()
+        await client.load(adapter(tmp_path, 3))
+    assert client.loaded() == frozenset()
 
 
 @pytest.mark.usefixtures("checked")
-async def test_an_adapter_that_is_there_already_is_loaded() -> None:
+async def test_an_adapter_that_is_there_already_is_loaded(tmp_path: Path) -> None:
     """Another app process may have loaded the same version from the same files."""
-    engine = engine_of(loading(400, "/store/3", True))
-    await engine.load(Adapter("riacho", 3, Path("/store/3")))
-    assert engine.loaded() == {3}
+    server = ScriptedVllm("a")
+    client = server.client(tmp_path)
+    server.names, server.refuse = {"riacho@3": str(adapter(tmp_path, 3).path)}, "already loaded"
+    await client.load(adapter(tmp_path, 3))
+    assert client.loaded() == {3}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from app.settings import TINY_MODEL
-from tests.publishing import Publisher
+from tests.publishing import Publisher, save_adapter
 from tests.service import Service, eventually
 
 WEIGHTS = "adapter_model.safetensors"
@@ -35,7 +36,7 @@ def saved(**options: Any) -> Callable[[Path], None]:
         shutil.rmtree(path)
         base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
         config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **{"target_modules": ["q_proj"]} | options)
-        get_peft_model(base, config).save_pretrained(path)
+        save_adapter(get_peft_model(base, config).eval(), path)
 
     return change
 
@@ -49,6 +50,28 @@ def truncate(path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
+def swap_layers(held: dict[str, Any]) -> dict[str, Any]:
+    """Keys that all have a place in the base, but hold another layer's tensors."""
+    other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+    return {re.sub(r"layers\.[01]\.", lambda found: other[found[0]], key): value for key, value in held.items()}
+
+
+def zero_b(held: dict[str, Any]) -> dict[str, Any]:
+    return {key: value * 0 if ".lora_B." in key else value for key, value in held.items()}
+
+
+def from_another_base(path: Path) -> None:
+    """An adapter that fits, trained on a base of the same shape."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.3)
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj"])
+    shutil.rmtree(path)
+    save_adapter(get_peft_model(base, config).eval(), path)
+
+
 def lower_rank(path: Path) -> None:
     config = path / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 2}))
@@ -59,6 +82,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         tensors(lambda held: {key.replace("layers.0", "layers.99"): value for key, value in held.items()}),
         "no place",
     ),
+    "swapped layers": (tensors(swap_layers), "misapplies"),
+    "LoRA B zero": (tensors(zero_b), "every LoRA B is zero"),
+    "another base of the same shape": (from_another_base, "another base"),
+    "no probe": (lambda path: (path / "probe.json").unlink(), "probe"),
     "missing tensor": (tensors(lambda held: dict(list(held.items())[1:])), "does not fit"),
     "another base": (tensors(lambda held: {k: torch.cat([v, v], 1).contiguous() for k, v in held.items()}), "not fit"),
     "NaN": (tensors(lambda held: {key: value * float("nan") for key, value in held.items()}), "not finite"),
