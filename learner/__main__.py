@@ -57,7 +57,7 @@ def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback
     reward_range = (settings.reward_min, settings.reward_max)
     return Learner(
         settings.policy,
-        open_log(settings.resolved_log_url, settings.partitions),
+        open_log(settings),
         registry,
         Trainer(policy, critic, table.training, reward_range, time.perf_counter),
         Publisher(registry, settings.policy, settings.model, settings.resolved_adapter_store),
