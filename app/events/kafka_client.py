@@ -1,17 +1,20 @@
 """From settings to Kafka clients, and from Kafka's errors to the log's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import AuthorizationError, KafkaError, LogTruncationError, SaslAuthenticationFailedError
+from kafka.net.compat import KafkaNetClient
 
 from app.errors import SetupError
 from app.events.kafka_settings import KafkaSettings
 from app.events.log import LogUnavailable
 from app.settings import SharedSettings
+
+T = TypeVar("T")
 
 SCHEME = "kafka://"
 BATCH_BYTES = 2**18
@@ -64,12 +67,12 @@ class Cluster:
         return int(500 * self.table.delivery_timeout_s)
 
     def admin(self) -> KafkaAdminClient:
-        return KafkaAdminClient(**self._common())
+        return self._build(KafkaAdminClient)
 
     def consumer(self) -> KafkaConsumer:
         """A consumer without a group: nothing is ever assigned to it, and no offset is reset behind its back."""
-        return KafkaConsumer(
-            **self._common(),
+        return self._build(
+            KafkaConsumer,
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -79,8 +82,8 @@ class Cluster:
 
     def producer(self) -> KafkaProducer:
         compression = self.table.compression
-        return KafkaProducer(
-            **self._common(),
+        return self._build(
+            KafkaProducer,
             acks="all",
             enable_idempotence=True,
             allow_auto_create_topics=False,
@@ -91,6 +94,21 @@ class Cluster:
             delivery_timeout_ms=int(1000 * self.table.delivery_timeout_s),
             max_block_ms=self.request_timeout_ms,
         )
+
+    def _build(self, kind: Callable[..., T], **options: Any) -> T:
+        """A client that leaves no thread and no socket behind where its constructor finds no broker."""
+        made: list[KafkaNetClient] = []
+
+        def net_client(**configs: Any) -> KafkaNetClient:
+            made.append(KafkaNetClient(**configs))
+            return made[-1]
+
+        try:
+            return kind(**self._common(), **options, kafka_client=net_client)
+        except KafkaError:
+            for client in made:
+                client.close()
+            raise
 
     def _common(self) -> dict[str, Any]:
         table = self.table
