@@ -69,7 +69,7 @@ class Broker:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Kill it without warning; all that it had is gone."""
+        """Kill it without warning, frozen or not; all that it had is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

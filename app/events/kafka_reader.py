@@ -4,20 +4,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from app.events.kafka_client import Cluster, as_log_error
 from app.events.log import LogUnavailable, LostRange, PositionAhead
 
 T = TypeVar("T")
 
-POLL_MS = 200
+POLL_MS = 100
+CONFIRM_S = 1.0
 POLL_RECORDS = 1000
 HELD_BYTES = 2**26
 RECORD_OVERHEAD = 512  # bytes of a fetched record besides its value
@@ -97,11 +98,13 @@ class Reader:
         """
         with self._using() as consumer:
             ends = self._ends(consumer, wanted)
-            for partition, offset in wanted.items():
-                if offset > ends[partition]:
-                    raise PositionAhead(partition, offset, ends[partition])
             self._aim(consumer, wanted)
+            for partition, offset in wanted.items():
+                if offset > ends[partition] and not self._places[partition].kept:
+                    self._confirm(consumer, partition, offset, ends[partition])
             self._fill(consumer, {p: min(limit, ends[p] - offset) for p, offset in wanted.items()})
+            if not any(place.kept for place in self._places.values()):
+                self._poll(consumer)
             kept = [self._places[partition].kept for partition in sorted(wanted)]
             return list(islice(take_turns(kept, sum(wanted.values())), limit))
 
@@ -167,8 +170,25 @@ class Reader:
                 return
             if time.monotonic() > deadline:
                 raise LogUnavailable(f"{self._cluster} gave none of the records of {self._topic} in time")
-            for tp, records in consumer.poll(POLL_MS, max_records=POLL_RECORDS).items():
-                self._places[tp.partition].keep(tp.partition, records)
+            self._poll(consumer)
+
+    def _confirm(self, consumer: KafkaConsumer, partition: int, offset: int, end: int) -> None:
+        """The record before a position proves that the log reaches it, whatever a broker says of the log's end.
+
+        Raises PositionAhead where there is none.
+        """
+        place = self._places[partition] = _Place(offset - 1)
+        consumer.seek(TopicPartition(self._topic, partition), offset - 1)
+        deadline = time.monotonic() + CONFIRM_S
+        with suppress(OffsetOutOfRangeError):
+            while not place.kept and time.monotonic() < deadline:
+                self._poll(consumer)
+        if not place.pass_to(offset):
+            raise PositionAhead(partition, offset, end)
+
+    def _poll(self, consumer: KafkaConsumer) -> None:
+        for tp, records in consumer.poll(POLL_MS, max_records=POLL_RECORDS).items():
+            self._places[tp.partition].keep(tp.partition, records)
 
 
 def take_turns(queues: Sequence[Iterable[T]], first: int) -> Iterator[T]:
