@@ -24,6 +24,7 @@ from app.events.kafka_settings import KafkaSettings
 from app.events.log import EventTooLarge, LogUnavailable, LostRange, Position, PositionAhead
 from app.events.schema import decode
 from app.settings import SharedSettings
+from learner.patience import Patience
 from tests.broker import Broker, Proxy, new_policy
 from tests.builders import feedback
 from tests.service import environment, eventually, riacho
@@ -217,7 +218,7 @@ def test_producer_outlives_a_broker_that_forgot_it(broker: Broker) -> None:
         assert ids(log)[-1] == "again"
 
 
-def test_log_that_was_cut_off_goes_on(broker: Broker) -> None:
+def test_log_that_was_cut_off_goes_on() -> None:
     """Broken connections and a broker that cannot be reached: afterwards reads go on where they stood."""
     with Proxy() as proxy, Broker(advertised=proxy.address) as behind:
         proxy.target = behind.port
@@ -231,6 +232,20 @@ def test_log_that_was_cut_off_goes_on(broker: Broker) -> None:
             proxy.join()
             eventually(lambda: appended(log, "c"), "an append after the cut")
             assert ids(log, {0: 1}) == ["b", "c"]
+
+
+def test_connections_that_break_in_a_long_update_are_made_again() -> None:
+    """Nobody polled meanwhile: the learner's next read goes on, with nothing lost or twice."""
+    with Proxy() as proxy, Broker(advertised=proxy.address) as behind:
+        proxy.target = behind.port
+        with opened(cluster_at(proxy.address)) as log:
+            append(log, "a")
+            assert ids(log) == ["a"]
+            proxy.cut()
+            proxy.join()
+            assert Patience(lambda: True)(ids, log, {0: 1}) == []
+            eventually(lambda: appended(log, "b"), "an append")
+            assert Patience(lambda: True)(ids, log, {0: 1}) == ["b"]
 
 
 def test_outage_leaves_no_threads(broker: Broker) -> None:

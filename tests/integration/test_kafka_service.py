@@ -1,4 +1,4 @@
-"""The whole service with its log on Kafka: what is judged is learned, and a broker that is away stops nobody for good."""
+"""The whole service with its log on Kafka: it learns, and a broker that is away stops nobody for good."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +13,8 @@ from tests.broker import Broker
 from tests.service import Service, eventually, local_only, riacho
 
 pytestmark = local_only
+
+GROUP = "riacho.riacho.learner"
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +53,7 @@ def test_chat_feedback_and_an_update(service: Service, broker: Broker) -> None:
     assert update["number"] == 1
     eventually(lambda: service.policy()["live_version"] == 1, "the version is live")
     with closing(KafkaAdminClient(bootstrap_servers=[broker.address])) as admin:
-        committed = eventually(
-            lambda: admin.list_group_offsets({"riacho.riacho.learner": None})["riacho.riacho.learner"]
-        )
+        committed = eventually(lambda: admin.list_group_offsets({GROUP: None})[GROUP], "a commit")
     assert sum(offsets.offset for offsets in committed.values()) == 2
 
 
@@ -62,7 +62,7 @@ def test_broker_that_hangs_for_a_while(service: Service, broker: Broker) -> None
     broker.freeze()
     assert service.post_chat().status_code == httpx.codes.SERVICE_UNAVAILABLE
     eventually(lambda: "the log is away" in service.log_text, "the learner waits")
-    assert service.anonymous.get("/metrics").status_code == httpx.codes.OK
+    assert service.client.get("/metrics").status_code == httpx.codes.OK
     broker.thaw()
     eventually(lambda: "the log is back" in service.log_text, "the learner reads again")
     eventually(lambda: service.post_chat().status_code == httpx.codes.OK, "an answer")
