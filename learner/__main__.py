@@ -40,7 +40,12 @@ OnRollback = Callable[[RollbackEvent], None]
 log = logging.getLogger("learner")
 
 
-def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback = lambda event: None) -> Learner:
+def build(
+    settings: LearnerSettings,
+    registry: Registry,
+    on_rollback: OnRollback = lambda event: None,
+    show_progress: bool = True,
+) -> Learner:
     """Wire a learner over the settings' log, base model and adapter store."""
     table = settings.learner
     torch.set_num_threads(table.threads)
@@ -64,6 +69,7 @@ def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback
         StreamState(Joins(timedelta(seconds=settings.feedback_ttl_s))),
         vocabulary,
         on_rollback,
+        show_progress,
     )
 
 
@@ -80,7 +86,7 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
     def repeat(event: RollbackEvent) -> None:
         registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
 
-    learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None)
+    learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None, not repeat_rollbacks)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     table = settings.learner
 

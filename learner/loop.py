@@ -30,6 +30,7 @@ class Learner:
     Args:
         vocabulary: token ids of the base; a completion with others is no event of this policy.
         on_rollback: told of each rollback before it is applied; a replay moves its own registry's epoch on.
+        show_progress: whether the log's monitoring follows this learner; a replay is not what operators watch.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Learner:
         stream: StreamState,
         vocabulary: int,
         on_rollback: Callable[[RollbackEvent], None] = lambda event: None,
+        show_progress: bool = True,
     ) -> None:
         self._policy = policy
         self._log = events
@@ -51,6 +53,7 @@ class Learner:
         self._projector = Projector(registry, policy)
         self._vocabulary = vocabulary
         self._on_rollback = on_rollback
+        self._show_progress = show_progress
         self._patience = Patience(lambda: True)
         self.stream = stream
 
@@ -183,7 +186,8 @@ class Learner:
         stream.extend_lineage(lineage.number, self._trainer.settings.max_version_lag)
         if self._publisher.publish(lineage, self._trainer, report, stream.state(), lease):
             self._projector.published(updates, lineage.number)
-            self._log.mark_read(stream.positions)
+            if self._show_progress:
+                self._log.mark_read(stream.positions)
             return
         stream.lineage.pop()
         stream.counters["rejected"] += 1
