@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +127,8 @@ class Writer:
             return
         if line is not None:
             line.failed = True
-        delivery.outcome.set_exception(as_log_error(self._cluster, error))
+        # Rights that are taken away while events come are an outage, too: nobody's setup is read again for it.
+        delivery.outcome.set_exception(LogUnavailable(as_log_error(self._cluster, error).message))
 
     def _live_line(self) -> _Line:
         if self._line is not None and self._line.failed:
@@ -152,8 +154,6 @@ class Writer:
 
 
 def _close(producer: KafkaProducer, timeout_s: float) -> None:
-    """Close a producer; what it cannot deliver any more has expired by then."""
-    try:
+    """Close a producer; what it cannot deliver has expired by then, or ends with its daemon thread."""
+    with suppress(KafkaTimeoutError):
         producer.close(timeout=2 * timeout_s)
-    except KafkaTimeoutError:
-        producer.close(timeout=0)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
+from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError, TopicAuthorizationFailedError
 from kafka.future import Future
 
 from app.events.kafka_client import Cluster
@@ -139,6 +139,15 @@ async def test_late_failure_of_a_replaced_producer_leaves_the_new_one(writer: Wr
     assert await asyncio.gather(third, fourth) == [Position(0, 0), Position(0, 1)]
     await asyncio.gather(*both, return_exceptions=True)
     assert len(made) == 2
+
+
+async def test_rights_that_are_taken_away_are_an_outage(writer: Writer, made: list[Scripted]) -> None:
+    """Callers do with it what they do while brokers are away, and the message says what to check."""
+    append = asyncio.ensure_future(writer.append(MESSAGE))
+    await until(lambda: bool(made and made[0].sent))
+    made[0].sent[0].failure(TopicAuthorizationFailedError())
+    with pytest.raises(LogUnavailable, match=r"kafka\.username"):
+        await append
 
 
 async def test_size_that_the_broker_refuses_is_too_large(writer: Writer, made: list[Scripted]) -> None:
