@@ -42,7 +42,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         registry = await to_thread.run_sync(Registry.open, settings.resolved_database_url)
-        events = open_log(settings.resolved_log_url, settings.partitions)
+        events = await to_thread.run_sync(open_log, settings)
         services = Services.build(settings, engine(settings), events, registry, clock)
         app.state.services = services
         await services.engine.start()

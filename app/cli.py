@@ -1,7 +1,5 @@
 """The `riacho` command."""
 
-import asyncio
-import json
 import logging
 import os
 import shlex
@@ -11,21 +9,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from app.cli_log import log_group
 from app.config import load, show_settings
 from app.engines.vllm_command import VllmServer, reasons
-from app.errors import RiachoError, SetupError
-from app.events.open import open_log
+from app.errors import RiachoError
 from app.registry import revisions, upgrade
 from app.serve import serve_app
 from app.settings import AppSettings
 from app.supervisor import supervise
 from app.telemetry import logs
-
-console = Console()
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,38 +131,7 @@ def db_status() -> None:
     click.echo(f"registry: {current or 'empty'}, this code: {head}")
 
 
-@cli.group("log")
-def log_group() -> None:
-    """The event log."""
-
-
-@log_group.command("dead")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def log_dead(as_json: bool) -> None:
-    """List the dead letters."""
-    settings, _ = load(AppSettings, {})
-    letters = open_log(settings.resolved_log_url).dead_letters()
-    if as_json:
-        for letter in letters:
-            fields = {"id": letter.id, "position": str(letter.position), "reason": letter.reason}
-            click.echo(json.dumps(fields | {"attempts": letter.attempts, "at": letter.at.isoformat()}))
-        return
-    table = Table("id", "position", "attempts", "reason")
-    for letter in letters:
-        table.add_row(str(letter.id), str(letter.position), str(letter.attempts), Text(letter.reason))
-    console.print(table)
-
-
-@log_group.command("replay")
-@click.argument("id", type=int)
-def log_replay(id: int) -> None:
-    """Put a dead letter on the log again, as it came."""
-    settings, _ = load(AppSettings, {})
-    try:
-        position = asyncio.run(open_log(settings.resolved_log_url).replay_dead_letter(id))
-    except KeyError:
-        raise SetupError(f"there is no dead letter {id}; `riacho log dead` lists them") from None
-    click.echo(f"dead letter {id} is on the log again at {position}")
+cli.add_command(log_group)
 
 
 @cli.command()

@@ -20,7 +20,7 @@ from app.errors import SetupError
 from app.settings import AppSettings, SharedSettings
 
 ENV_PREFIX = "RIACHO_"
-LEARNER_ENV_PREFIX = "RIACHO_LEARNER_"
+TABLES = ("learner", "kafka")  # RIACHO_LEARNER_SEED is seed in [learner]
 CONFIG_FILE = "riacho.toml"
 
 S = TypeVar("S", bound=SharedSettings)
@@ -93,10 +93,14 @@ def _from_file(env: Mapping[str, str]) -> dict[str, Any]:
 def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in env.items():
-        if name.startswith(LEARNER_ENV_PREFIX):
-            found.setdefault("learner", {})[name.removeprefix(LEARNER_ENV_PREFIX).lower()] = value
-        elif name.startswith(ENV_PREFIX) and name != "RIACHO_CONFIG" and not name.startswith("RIACHO_TEST_"):
-            found[name.removeprefix(ENV_PREFIX).lower()] = value
+        if not name.startswith(ENV_PREFIX) or name == "RIACHO_CONFIG" or name.startswith("RIACHO_TEST_"):
+            continue
+        key = name.removeprefix(ENV_PREFIX).lower()
+        table, _, inner = key.partition("_")
+        if table in TABLES and inner:
+            found.setdefault(table, {})[inner] = value
+        else:
+            found[key] = value
     return found
 
 

@@ -1,6 +1,7 @@
 """What a running app holds: built once at start, handed to the controllers."""
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -13,7 +14,7 @@ from anyio import to_thread
 
 from app.engines.base import Engine
 from app.errors import NotFound, RiachoError
-from app.events.log import EventLog
+from app.events.log import EventLog, LogUnavailable
 from app.registry import Registry
 from app.security.auth import Authenticator
 from app.security.receipts import Receipts
@@ -27,6 +28,8 @@ from app.serving.relay import Relay
 from app.serving.versions import Versions
 from app.settings import AppSettings
 from app.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -124,10 +127,16 @@ class Services:
         self.metrics.live_version.set(self.versions.live)
         self.metrics.leases.set(self.versions.leases)
         self.metrics.loaded_versions.set(len(self.engine.loaded()))
+        try:
+            self._refresh_lag()
+        except LogUnavailable as error:
+            log.warning("the log's gauges stay as they are: %s", error)
+        for update in self.registry.projections.updates(self.settings.policy, 1):
+            self.metrics.show_update(update.number, update.metrics)
+
+    def _refresh_lag(self) -> None:
         ends = self.events.end_positions()
         self.metrics.log_end.set(sum(ends.values()))
         newest = self.registry.versions.newest_checkpoint(self.settings.policy)
         position = newest.position if newest else {}
         self.metrics.learner_lag.set(sum(end - position.get(str(part), 0) for part, end in ends.items()))
-        for update in self.registry.projections.updates(self.settings.policy, 1):
-            self.metrics.show_update(update.number, update.metrics)

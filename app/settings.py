@@ -5,6 +5,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from app.events.kafka_settings import KafkaSettings
+
 TINY_MODEL = Path(__file__).parent / "models" / "tiny-qwen3"
 
 
@@ -14,15 +16,16 @@ class SharedSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     home: Path = Field(Path("~/.riacho"), description="state, keys, adapters, spool")
-    log_url: str = Field("", description="the event log; empty = sqlite:///HOME/log.db")
+    log_url: str = Field("", description="the event log; empty = sqlite:///HOME/log.db; kafka://HOST:PORT,…")
     database_url: str = Field("", description="the registry; empty = sqlite:///HOME/registry.db")
     adapter_store: Path | None = Field(None, description="adapter versions; empty = HOME/adapters")
     policy: str = Field("riacho", pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$", description="the policy's name")
     model: str = Field(str(TINY_MODEL), description="base model: a directory or a hub name")
     reward_min: float = Field(0.0, allow_inf_nan=False, description="a thumb down")
     reward_max: float = Field(1.0, allow_inf_nan=False, description="a thumb up")
-    partitions: int = Field(1, ge=1, le=1024, description="partitions of a new embedded log")
+    partitions: int = Field(1, ge=1, le=1024, description="partitions of a new log")
     feedback_ttl_s: float = Field(86_400.0, gt=0, description="event time for which a completion waits for feedback")
+    kafka: KafkaSettings = KafkaSettings()
 
     @field_validator("home", "adapter_store")
     @classmethod
@@ -35,6 +38,15 @@ class SharedSettings(BaseModel):
             raise ValueError(
                 f"reward_min = {self.reward_min} is not below reward_max = {self.reward_max}; "
                 "give the range that your rewards have, such as 0 and 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kept_while_waiting(self) -> Self:
+        if self.log_url.startswith("kafka:") and self.kafka.retention_s < self.feedback_ttl_s:
+            raise ValueError(
+                f"kafka.retention_s = {self.kafka.retention_s:g} is below feedback_ttl_s = {self.feedback_ttl_s:g}: "
+                "completions would be gone before their feedback; keep them longer, or wait less long"
             )
         return self
 

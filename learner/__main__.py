@@ -40,7 +40,12 @@ OnRollback = Callable[[RollbackEvent], None]
 log = logging.getLogger("learner")
 
 
-def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback = lambda event: None) -> Learner:
+def build(
+    settings: LearnerSettings,
+    registry: Registry,
+    on_rollback: OnRollback = lambda event: None,
+    show_progress: bool = True,
+) -> Learner:
     """Wire a learner over the settings' log, base model and adapter store."""
     table = settings.learner
     torch.set_num_threads(table.threads)
@@ -56,13 +61,14 @@ def build(settings: LearnerSettings, registry: Registry, on_rollback: OnRollback
     reward_range = (settings.reward_min, settings.reward_max)
     return Learner(
         settings.policy,
-        open_log(settings.resolved_log_url, settings.partitions),
+        open_log(settings),
         registry,
         Trainer(policy, critic, table.training, reward_range, time.perf_counter),
         Publisher(registry, settings.policy, settings.model, settings.resolved_adapter_store),
         StreamState(Joins(timedelta(seconds=settings.feedback_ttl_s))),
         policy.vocabulary,
         on_rollback,
+        show_progress,
     )
 
 
@@ -79,7 +85,7 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
     def repeat(event: RollbackEvent) -> None:
         registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
 
-    learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None)
+    learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None, not repeat_rollbacks)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     table = settings.learner
 

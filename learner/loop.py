@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from app.events.log import EventLog, Record
+from app.events.log import EventLog, LogUnavailable, Record
 from app.events.schema import BadEvent, CompletionEvent, Event, FeedbackEvent, RollbackEvent, decode
 from app.registry import Registry
 from app.registry.records import Lease
 from learner import checkpoint
 from learner.joins import Joined
+from learner.patience import Patience
 from learner.projector import Projector
 from learner.publisher import Lineage, Publisher
 from learner.report import UpdateReport
@@ -29,6 +30,7 @@ class Learner:
     Args:
         vocabulary: token ids of the base; a completion with others is no event of this policy.
         on_rollback: told of each rollback before it is applied; a replay moves its own registry's epoch on.
+        show_progress: whether the log's monitoring follows this learner; a replay is not what operators watch.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Learner:
         stream: StreamState,
         vocabulary: int,
         on_rollback: Callable[[RollbackEvent], None] = lambda event: None,
+        show_progress: bool = True,
     ) -> None:
         self._policy = policy
         self._log = events
@@ -50,6 +53,8 @@ class Learner:
         self._projector = Projector(registry, policy)
         self._vocabulary = vocabulary
         self._on_rollback = on_rollback
+        self._show_progress = show_progress
+        self._patience = Patience(lambda: True)
         self.stream = stream
 
     def resume(self) -> None:
@@ -67,10 +72,19 @@ class Learner:
     def run(self, lease: Lease, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
         """Consume until `keep_on` says stop, or until the log is at its end and `idle` says stop.
 
-        Raises LeaseLost where another learner has taken over.
+        A log that is away is waited for. Raises LeaseLost where another learner has taken over.
         """
+        self._patience = Patience(keep_on)
+        try:
+            self._consume(lease, keep_on, idle)
+        except LogUnavailable:
+            if keep_on():
+                raise
+            log.info("stopped while the log was away")
+
+    def _consume(self, lease: Lease, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
         while keep_on():
-            records = [] if self._paused() else self._log.read(self.stream.positions, READ_LIMIT)
+            records = [] if self._paused() else self._patience(self._log.read, self.stream.positions, READ_LIMIT)
             for record in records:
                 if not keep_on():
                     return
@@ -90,7 +104,7 @@ class Learner:
             event = decode(record.payload)
             self._check(event)
         except BadEvent as error:
-            self._log.bury(record, str(error), self.stream.now)
+            self._patience(self._log.bury, record, str(error), self.stream.now)
             self.stream.counters["dead_letter"] += 1
             log.warning("record %s goes to the dead letters: %s", record.position, error)
             return
@@ -142,7 +156,8 @@ class Learner:
         return None
 
     def _build(self, joined: Joined) -> Rollout:
-        events = [decode(self._log.read_at(p).payload) for p in (*joined.completions, *joined.feedback)]
+        records = [self._patience(self._log.read_at, p) for p in (*joined.completions, *joined.feedback)]
+        events = [decode(record.payload) for record in records]
         completions = [event for event in events if isinstance(event, CompletionEvent)]
         feedback = [event for event in events if isinstance(event, FeedbackEvent)]
         return build_rollout(joined.session_id, completions, feedback)
@@ -172,6 +187,8 @@ class Learner:
         stream.extend_lineage(lineage.number, self._trainer.settings.max_version_lag)
         if self._publisher.publish(lineage, self._trainer, report, stream.state(), lease):
             self._projector.published(updates, lineage.number)
+            if self._show_progress:
+                self._log.mark_read(stream.positions)
             return
         stream.lineage.pop()
         stream.counters["rejected"] += 1

@@ -59,6 +59,7 @@ def feedback(
     reward: float = 1.0,
     final: bool = True,
     seconds: float = 0,
+    comment: str | None = None,
 ) -> FeedbackEvent:
     return FeedbackEvent(
         event_id=event_id,
@@ -69,6 +70,7 @@ def feedback(
         reward=reward,
         final=final,
         key_id="k",
+        comment=comment,
     )
 
 

@@ -20,7 +20,6 @@ import httpx
 import openai
 import pytest
 
-from app.events.open import open_log
 from app.events.schema import CompletionEvent, Event, decode
 from app.events.sqlite import SqliteLog
 from app.registry import Registry, upgrade
@@ -186,9 +185,7 @@ class Service:
 
     def log(self) -> SqliteLog:
         """The service's event log, from outside; close it."""
-        opened = open_log(f"sqlite:///{self.home / 'log.db'}")
-        assert isinstance(opened, SqliteLog)
-        return opened
+        return SqliteLog(self.home / "log.db")
 
     def events(self) -> list[Event]:
         """All events on the log, in order."""

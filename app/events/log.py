@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from app.errors import SetupError, Unavailable
+from app.errors import RiachoError, SetupError, Unavailable
 from app.events.schema import Event
 
 
@@ -49,6 +49,18 @@ class LogUnavailable(Unavailable):
     """The log cannot take or give records now; the message says why and what to do."""
 
 
+class EventTooLarge(RiachoError):
+    """An event that the log never takes, however often it is sent."""
+
+    status, code, kind = 413, "event_too_large", "invalid_request_error"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the event has {size} bytes and the log takes {limit} (kafka.max_message_bytes); "
+            "send shorter messages, or raise the limit and that of the topics (`riacho log check` says how)"
+        )
+
+
 class PositionAhead(SetupError):
     """A reader stands beyond the end of the log: the log is another one, or older than the reader's checkpoint."""
 
@@ -79,23 +91,25 @@ class EventLog(ABC):
     async def append(self, event: Event) -> Position:
         """Append durably: on return the event survives a crash of this process.
 
-        Raises LogUnavailable with nothing appended.
+        Raises EventTooLarge with nothing appended, and LogUnavailable; then append the same event again, which counts
+        once even where the first append was only not acknowledged.
         """
 
     @abstractmethod
     def read(self, after: Mapping[int, int], limit: int) -> Sequence[Record]:
         """Up to `limit` records at or past `after[partition]` (0 where absent), in order within a partition.
 
-        Raises LostRange where the log no longer holds the wanted offset, PositionAhead where it does not reach it.
+        Raises LostRange where the log no longer holds the wanted offset, PositionAhead where it does not reach it,
+        LogUnavailable where it cannot be asked now.
         """
 
     @abstractmethod
     def read_at(self, position: Position) -> Record:
-        """The record at one position; raises LostRange if it is gone."""
+        """The record at one position; raises LostRange if it is gone, LogUnavailable."""
 
     @abstractmethod
     def end_positions(self) -> dict[int, int]:
-        """For each partition the offset that the next record will get."""
+        """For each partition the offset that the next record will get; raises LogUnavailable."""
 
     @abstractmethod
     def bury(self, record: Record, reason: str, at: datetime) -> None:
@@ -111,6 +125,13 @@ class EventLog(ABC):
 
         Raises KeyError for an unknown id.
         """
+
+    @abstractmethod
+    def drop_dead_letter(self, id: int) -> None:
+        """Take a dead letter out for good; raises KeyError for an unknown id."""
+
+    def mark_read(self, positions: Mapping[int, int]) -> None:  # noqa: B027 - a log without monitoring has nothing to do
+        """Show monitoring tools how far the learner's newest checkpoint has read; never read back, never fails."""
 
     @abstractmethod
     def close(self) -> None:

@@ -92,6 +92,12 @@ class SqliteLog(EventLog):
     async def replay_dead_letter(self, id: int) -> Position:
         return await asyncio.to_thread(self._replay, id)
 
+    def drop_dead_letter(self, id: int) -> None:
+        with self._lock:
+            row = self._db.execute("DELETE FROM dead_letters WHERE id = ? RETURNING id", (id,)).fetchone()
+        if row is None:
+            raise KeyError(id)
+
     def close(self) -> None:
         with self._lock:
             self._db.close()

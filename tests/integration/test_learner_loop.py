@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.events.log import LogUnavailable
 from app.events.schema import CompletionEvent, Event, FeedbackEvent, RollbackEvent
 from app.events.sqlite import SqliteLog
 from app.fingerprint import fingerprint
@@ -134,6 +135,46 @@ def test_lineage_and_position_are_registered(home: Home, stream: list[Event]) ->
     assert (first.parent, second.parent) == (0, 1)
     assert first.position == {"0": 2}
     assert (home.folder / "adapters" / "riacho" / "2" / "adapter_model.safetensors").is_file()
+
+
+def test_progress_is_shown_after_each_version(
+    home: Home, rewarded: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's monitoring hears the positions of each published checkpoint, and nothing else."""
+    shown: list[dict[str, int]] = []
+    monkeypatch.setattr(home.log, "mark_read", lambda at: shown.append({str(part): end for part, end in at.items()}))
+    home.append(*rewarded)
+    home.learn()
+    published = sorted(home.registry.versions.list("riacho"), key=lambda record: record.number)
+    assert shown == [record.position for record in published if record.state == "candidate"]
+    assert len(shown) > 1
+
+
+def test_log_that_is_away_is_waited_for(
+    home: Home, stream: list[Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads, looks back and buryings fail once each; the learner goes on as if nothing had been."""
+    home.append(*stream[:1])
+    home.log.append_raw("x", b"{not json")
+    home.append(*stream[1:2])
+    for name in ("read", "read_at", "bury"):
+        monkeypatch.setattr(home.log, name, away_at_first(getattr(home.log, name)))
+    home.learn()
+    assert states(home) == {1: "candidate"}
+    assert [letter.attempts for letter in home.log.dead_letters()] == [1]
+    assert caplog.text.count("the log is away") == 3
+
+
+def away_at_first(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, that fails the first time as a log does whose brokers are away."""
+    left = [LogUnavailable("no broker answers")]
+
+    def once_away(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return call(*args)
+
+    return once_away
 
 
 def test_poison_goes_to_the_dead_letters_and_the_learner_goes_on(home: Home, stream: list[Event]) -> None:

@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from app.errors import SetupError
-from app.events.log import EventLog, LostRange, Position, Record
-from app.events.open import open_log
+from app.events import kafka_topics
+from app.events.kafka_settings import KafkaSettings
+from app.events.log import EventLog, LostRange, Position, PositionAhead, Record
+from app.events.open import kafka_cluster, open_log
 from app.events.schema import Event, FeedbackEvent, decode, encode
+from app.settings import SharedSettings
+from tests.broker import new_policy
 from tests.builders import completion, feedback, moment
 
 APPENDER = """
@@ -21,9 +25,10 @@ import asyncio, sys
 from datetime import UTC, datetime
 from app.events.open import open_log
 from app.events.schema import FeedbackEvent
+from app.settings import SharedSettings
 
-url, name, count, sessions = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-log = open_log(url, 3)
+settings, name, count, sessions = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+log = open_log(SharedSettings.model_validate_json(settings))
 
 async def main():
     for i in range(count):
@@ -39,23 +44,35 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class Backend:
-    """A place for one fresh log, which several processes can open by its URL."""
+    """A place for one fresh log, which several processes can open by its settings."""
 
     url: str
+    policy: str = "riacho"
+
+    def settings(self, partitions: int) -> SharedSettings:
+        """What opens the log, once what has to be made for it is there."""
+        settings = SharedSettings(
+            log_url=self.url, policy=self.policy, partitions=partitions, kafka=KafkaSettings(replication=1)
+        )
+        cluster = kafka_cluster(settings)
+        if cluster is not None:
+            kafka_topics.create(cluster)
+        return settings
 
     @contextmanager
     def open(self, partitions: int = 1) -> Iterator[EventLog]:
-        log = open_log(self.url, partitions)
+        log = open_log(self.settings(partitions))
         try:
             yield log
         finally:
             log.close()
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "kafka"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    assert request.param == "sqlite"
-    return Backend(f"sqlite:///{tmp_path / 'folder' / 'log.db'}")
+    if request.param == "sqlite":
+        return Backend(f"sqlite:///{tmp_path / 'folder' / 'log.db'}")
+    return Backend(f"kafka://{request.getfixturevalue('kafka_server')}", new_policy())
 
 
 @pytest.fixture
@@ -96,8 +113,9 @@ def _everything(log: EventLog) -> list[Record]:
 
 
 def _appender(backend: Backend, name: str, count: int, sessions: int = 4) -> "subprocess.Popen[str]":
+    settings = backend.settings(3)
     return subprocess.Popen(
-        [sys.executable, "-c", APPENDER, backend.url, name, str(count), str(sessions)],
+        [sys.executable, "-c", APPENDER, settings.model_dump_json(), name, str(count), str(sessions)],
         stdout=subprocess.PIPE,
         text=True,
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
@@ -361,11 +379,31 @@ def _whole_lines(text: str) -> str:
     return text[: text.rfind("\n") + 1]
 
 
-@pytest.mark.parametrize("url", ["", "sqlite", "sqlite:///", "mongo:///x", "/tmp/log.db"])
+def test_dropped_dead_letter_is_gone(log: EventLog) -> None:
+    """It leaves the list for good, the log keeps its record, and a second drop is a KeyError."""
+    _append(log, _numbered(1))
+    for offset in (0, 1):
+        log.bury(Record(Position(0, offset), b"x"), "why", moment(1))
+    first, second = log.dead_letters()
+    log.drop_dead_letter(first.id)
+    assert list(log.dead_letters()) == [second]
+    assert log.end_positions() == {0: 1}
+    with pytest.raises(KeyError):
+        log.drop_dead_letter(first.id)
+
+
+def test_reader_beyond_the_end_is_an_error_that_names_both(log: EventLog) -> None:
+    """A log that is shorter than what was read of it is another log."""
+    _append(log, _numbered(2))
+    with pytest.raises(PositionAhead, match=r"ends at offset 2.* up to 9"):
+        log.read({0: 9}, 10)
+
+
+@pytest.mark.parametrize("url", ["sqlite", "sqlite:///", "mongo:///x", "/tmp/log.db", "kafka:/h:1"])
 def test_unknown_address_is_an_error_that_names_the_setting(url: str) -> None:
     """The message says which addresses there are."""
     with pytest.raises(SetupError, match="sqlite:///PATH") as caught:
-        open_log(url)
+        open_log(SharedSettings(log_url=url))
     assert caught.value.param == "log_url"
 
 
@@ -374,5 +412,5 @@ def test_file_that_is_no_log_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     path.write_bytes(b"something else entirely" * 100)
     with pytest.raises(SetupError, match=r"log\.db"):
-        open_log(f"sqlite:///{path}")
+        open_log(SharedSettings(log_url=f"sqlite:///{path}"))
     assert path.read_bytes() == b"something else entirely" * 100

@@ -17,7 +17,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home of the test's own, no riacho.toml, and room for wide tables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RIACHO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("app.cli.console.width", 400, raising=False)
+    monkeypatch.setattr("app.cli_log.console.width", 400, raising=False)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int | str | None:

@@ -1,0 +1,97 @@
+"""`riacho log`: the event log's topics and dead letters."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.config import load
+from app.errors import SetupError
+from app.events.log import EventLog
+from app.events.open import kafka_cluster, open_log
+from app.settings import AppSettings
+
+EMBEDDED = "the embedded log makes its file itself; topics belong to log_url = kafka://HOST:PORT"
+
+console = Console()
+
+
+@click.group("log")
+def log_group() -> None:
+    """The event log."""
+
+
+@log_group.command("create")
+def create() -> None:
+    """Make the Kafka topics that are missing."""
+    cluster = kafka_cluster(load(AppSettings, {})[0])
+    if cluster is None:
+        click.echo(EMBEDDED)
+        return
+    from app.events import kafka_topics
+
+    made = kafka_topics.create(cluster)
+    for topic in kafka_topics.wanted(cluster):
+        click.echo(f"{topic.name}: {'made' if topic.name in made else 'is there already'}")
+
+
+@log_group.command("check")
+def check() -> None:
+    """Compare the Kafka topics with the settings; say for each difference what to do."""
+    cluster = kafka_cluster(load(AppSettings, {})[0])
+    if cluster is None:
+        click.echo(EMBEDDED)
+        return
+    from app.events import kafka_topics
+
+    faults = kafka_topics.check(cluster)
+    for fault in faults:
+        click.echo(fault)
+    if faults:
+        sys.exit(os.EX_CONFIG)
+    click.echo(f"{cluster}: the topics are as the settings want them")
+
+
+@log_group.command("dead")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def dead(as_json: bool) -> None:
+    """List the dead letters."""
+    with _log() as log:
+        letters = log.dead_letters()
+    if as_json:
+        for letter in letters:
+            fields = {"id": letter.id, "position": str(letter.position), "reason": letter.reason}
+            click.echo(json.dumps(fields | {"attempts": letter.attempts, "at": letter.at.isoformat()}))
+        return
+    table = Table("id", "position", "attempts", "reason")
+    for letter in letters:
+        table.add_row(str(letter.id), str(letter.position), str(letter.attempts), Text(letter.reason))
+    console.print(table)
+
+
+@log_group.command("replay")
+@click.argument("id", type=int)
+def replay(id: int) -> None:
+    """Put a dead letter on the log again, as it came."""
+    with _log() as log:
+        try:
+            position = asyncio.run(log.replay_dead_letter(id))
+        except KeyError:
+            raise SetupError(f"there is no dead letter {id}; `riacho log dead` lists them") from None
+    click.echo(f"dead letter {id} is on the log again at {position}")
+
+
+@contextmanager
+def _log() -> Iterator[EventLog]:
+    log = open_log(load(AppSettings, {})[0])
+    try:
+        yield log
+    finally:
+        log.close()
