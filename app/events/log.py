@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from app.errors import SetupError, Unavailable
+from app.errors import RiachoError, SetupError, Unavailable
 from app.events.schema import Event
 
 
@@ -49,6 +49,12 @@ class LogUnavailable(Unavailable):
     """The log cannot take or give records now; the message says why and what to do."""
 
 
+class EventRefused(RiachoError):
+    """The log will never take this event; the message says why."""
+
+    status, code = 503, "event_refused"
+
+
 class PositionAhead(SetupError):
     """A reader stands beyond the end of the log: the log is another one, or older than the reader's checkpoint."""
 
@@ -69,6 +75,13 @@ class LostRange(SetupError):
         )
 
 
+class EventSink(Protocol):
+    """What takes events: a log, or the spool before it."""
+
+    async def append(self, event: Event) -> object:
+        """Append durably; raises LogUnavailable or EventRefused with nothing appended."""
+
+
 class EventLog(ABC):
     """An append-only log of events with keyed partitions.
 
@@ -79,7 +92,7 @@ class EventLog(ABC):
     async def append(self, event: Event) -> Position:
         """Append durably: on return the event survives a crash of this process.
 
-        Raises LogUnavailable with nothing appended.
+        Raises LogUnavailable, and EventRefused for an event that will never fit, with nothing appended.
         """
 
     @abstractmethod
@@ -111,6 +124,10 @@ class EventLog(ABC):
 
         Raises KeyError for an unknown id.
         """
+
+    @abstractmethod
+    def drop_dead_letter(self, id: int) -> None:
+        """Take a dead letter out for good; raises KeyError for an unknown id."""
 
     @abstractmethod
     def close(self) -> None:

@@ -92,6 +92,10 @@ class SqliteLog(EventLog):
     async def replay_dead_letter(self, id: int) -> Position:
         return await asyncio.to_thread(self._replay, id)
 
+    def drop_dead_letter(self, id: int) -> None:
+        if not self._query("DELETE FROM dead_letters WHERE id = ? RETURNING id", (id,)):
+            raise KeyError(id)
+
     def close(self) -> None:
         with self._lock:
             self._db.close()
