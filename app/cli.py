@@ -1,6 +1,5 @@
 """The `riacho` command."""
 
-import asyncio
 import json
 import logging
 import os
@@ -15,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app import dead_letters
 from app.config import load, show_settings
 from app.engines.vllm_command import VllmServer, reasons
-from app.errors import RiachoError, SetupError
+from app.errors import RiachoError
+from app.events.log import EventLog
 from app.events.open import open_log
 from app.registry import revisions, upgrade
 from app.serve import serve_app
@@ -161,15 +162,31 @@ def log_dead(as_json: bool) -> None:
 
 
 @log_group.command("replay")
-@click.argument("id", type=int)
+@click.argument("id", type=dead_letters.ID)
 def log_replay(id: int) -> None:
     """Put a dead letter on the log again, as it came."""
-    settings, _ = load(AppSettings, {})
-    try:
-        position = asyncio.run(open_log(settings.resolved_log_url).replay_dead_letter(id))
-    except KeyError:
-        raise SetupError(f"there is no dead letter {id}; `riacho log dead` lists them") from None
+    position = dead_letters.replay(_log(), id)
     click.echo(f"dead letter {id} is on the log again at {position}")
+
+
+@log_group.command("show")
+@click.argument("id", type=dead_letters.ID)
+def log_show(id: int) -> None:
+    """Show a dead letter with its payload."""
+    click.echo(dead_letters.show(_log(), id))
+
+
+@log_group.command("drop")
+@click.argument("id", type=dead_letters.ID)
+def log_drop(id: int) -> None:
+    """Take a dead letter out for good."""
+    dead_letters.drop(_log(), id)
+    click.echo(f"dead letter {id} is dropped")
+
+
+def _log() -> EventLog:
+    settings, _ = load(AppSettings, {})
+    return open_log(settings.resolved_log_url)
 
 
 @cli.command()

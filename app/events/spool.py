@@ -64,10 +64,9 @@ class Spool:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db = _connect(path, "FULL")
             self._db.executescript(_SCHEMA)
+            self._unsynced = _connect(path, "NORMAL")
             self._turn = path.with_suffix(".lock").open("ab")
         except (sqlite3.DatabaseError, OSError) as error:
             raise SetupError(f"the spool {path} cannot be opened: {error}") from error
@@ -99,8 +98,8 @@ class Spool:
         return Spooled(*rows[0]) if rows else None
 
     def remove(self, id: int) -> None:
-        """Forget an event: it is on the log."""
-        self._execute("DELETE FROM waiting WHERE id = ?", id)
+        """Forget an event: it is on the log. Not fsynced, since a power failure only repeats it."""
+        self._execute("DELETE FROM waiting WHERE id = ?", id, db=self._unsynced)
 
     def set_aside(self, id: int, reason: str) -> None:
         """Keep an event that the log will never take out of the others' way, in the table `refused`."""
@@ -123,6 +122,7 @@ class Spool:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+            self._unsynced.close()
         self._turn.close()
 
     def _put(self, payload: bytes) -> None:
@@ -135,9 +135,16 @@ class Spool:
                 "bring the log back or allow more"
             )
 
-    def _execute(self, sql: str, *args: object) -> list[Any]:
+    def _execute(self, sql: str, *args: object, db: sqlite3.Connection | None = None) -> list[Any]:
         try:
             with self._lock:
-                return self._db.execute(sql, args).fetchall()
+                return (db or self._db).execute(sql, args).fetchall()
         except sqlite3.Error as error:
             raise LogUnavailable(f"{self._path}: {error}; free disk space or repair the file") from error
+
+
+def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute(f"PRAGMA synchronous={synchronous}")
+    return db
