@@ -9,7 +9,7 @@ import click
 from app.errors import SetupError
 from app.events.log import EventLog, Position
 
-ID = click.IntRange(1, 2**63 - 1)
+ID = click.IntRange(0, 2**63 - 1)
 
 
 def show(log: EventLog, id: int) -> str:
