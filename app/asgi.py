@@ -57,6 +57,8 @@ def create_app(
         await services.capture.settle()
         await services.deployer.close()
         await services.engine.close()
+        if services.spool is not None:
+            services.spool.close()
         events.close()
         registry.close()
 

@@ -1,6 +1,5 @@
 """`riacho log`: the event log's topics and dead letters."""
 
-import asyncio
 import json
 import os
 import sys
@@ -12,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app import dead_letters
 from app.config import load
-from app.errors import SetupError
 from app.events.log import EventLog
 from app.events.open import kafka_cluster, open_log
 from app.settings import AppSettings
@@ -76,16 +75,30 @@ def dead(as_json: bool) -> None:
     console.print(table)
 
 
+@log_group.command("show")
+@click.argument("id", type=dead_letters.ID)
+def show(id: int) -> None:
+    """Show a dead letter with its payload."""
+    with _log() as log:
+        click.echo(dead_letters.show(log, id))
+
+
 @log_group.command("replay")
-@click.argument("id", type=int)
+@click.argument("id", type=dead_letters.ID)
 def replay(id: int) -> None:
     """Put a dead letter on the log again, as it came."""
     with _log() as log:
-        try:
-            position = asyncio.run(log.replay_dead_letter(id))
-        except KeyError:
-            raise SetupError(f"there is no dead letter {id}; `riacho log dead` lists them") from None
+        position = dead_letters.replay(log, id)
     click.echo(f"dead letter {id} is on the log again at {position}")
+
+
+@log_group.command("drop")
+@click.argument("id", type=dead_letters.ID)
+def drop(id: int) -> None:
+    """Take a dead letter out for good."""
+    with _log() as log:
+        dead_letters.drop(log, id)
+    click.echo(f"dead letter {id} is dropped")
 
 
 @contextmanager

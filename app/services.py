@@ -15,6 +15,8 @@ from anyio import to_thread
 from app.engines.base import Engine
 from app.errors import NotFound, RiachoError
 from app.events.log import EventLog, LogUnavailable
+from app.events.spool import Spool
+from app.events.sqlite import SqliteLog
 from app.registry import Registry
 from app.security.auth import Authenticator
 from app.security.receipts import Receipts
@@ -23,6 +25,7 @@ from app.serving.capture import Capture
 from app.serving.chat import ChatService
 from app.serving.deployer import Deployer
 from app.serving.feedback import FeedbackService
+from app.serving.forwarder import Forwarder
 from app.serving.operations import Operations
 from app.serving.relay import Relay
 from app.serving.versions import Versions
@@ -39,6 +42,7 @@ class Services:
     settings: AppSettings
     engine: Engine
     events: EventLog
+    spool: Spool | None
     registry: Registry
     metrics: Metrics
     authenticator: Authenticator
@@ -67,13 +71,17 @@ class Services:
         metrics = Metrics()
         receipts = Receipts(signing_secret(settings.home))
         versions = Versions(engine, registry, policy, settings.resolved_adapter_store)
-        relay = Relay(registry, events, policy, clock)
-        capture = Capture(events, receipts, metrics, settings.on_capture_failure)
+        embedded = isinstance(events, SqliteLog)  # it is as near as the spool would be
+        spool = None if embedded else Spool(events, settings.spool_path, settings.spool_max_bytes)
+        sink = events if spool is None else spool
+        relay = Relay(registry, sink, metrics, policy, clock)
+        capture = Capture(sink, receipts, metrics, settings.on_capture_failure)
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         return cls(
             settings=settings,
             engine=engine,
             events=events,
+            spool=spool,
             registry=registry,
             metrics=metrics,
             authenticator=Authenticator(registry, settings.auth),
@@ -91,11 +99,14 @@ class Services:
 
     @asynccontextmanager
     async def background(self) -> AsyncIterator[None]:
-        """Run the deployer and the relay while the block lasts."""
+        """Run the deployer, the relay and, where there is a spool, the forwarder while the block lasts."""
         self.jobs = [
             asyncio.create_task(self.deployer.run(self.settings.poll_s), name="deployer"),
             asyncio.create_task(self.relay.run(), name="relay"),
         ]
+        if self.spool is not None:
+            forwarder = Forwarder(self.spool, self.events, self.metrics)
+            self.jobs.append(asyncio.create_task(forwarder.run(), name="forwarder"))
         try:
             yield
         finally:
@@ -120,21 +131,43 @@ class Services:
             await asyncio.wait_for(to_thread.run_sync(self.registry.policies.get, self.settings.policy), 5)
         except (RiachoError, TimeoutError) as error:
             problems.append(f"the registry cannot be read: {error}")
+        problems += await to_thread.run_sync(self._spool_problems)
         return problems
+
+    def _spool_problems(self) -> list[str]:
+        """A spool that takes nothing more; with fail_open answers go on, so requests may still be sent here."""
+        if self.spool is None or self.settings.on_capture_failure == "fail_open":
+            return []
+        try:
+            full = self.spool.full()
+        except LogUnavailable as error:
+            return [f"the spool cannot be used: {error}"]
+        return ["the log is away and the spool is full (spool_max_bytes)"] if full else []
 
     def refresh_metrics(self) -> None:
         """Set the gauges that are looked up, not counted."""
         self.metrics.live_version.set(self.versions.live)
         self.metrics.leases.set(self.versions.leases)
         self.metrics.loaded_versions.set(len(self.engine.loaded()))
-        try:
-            self._refresh_lag()
-        except LogUnavailable as error:
-            log.warning("the log's gauges stay as they are: %s", error)
         for update in self.registry.projections.updates(self.settings.policy, 1):
             self.metrics.show_update(update.number, update.metrics)
+        try:
+            waiting = self._refresh_spool_metrics()
+            if not waiting:  # else the log is away, and asking would hold up whoever wants the metrics
+                self._refresh_log_metrics()
+        except LogUnavailable as error:
+            log.warning("the log's metrics are those of before: %s", error)
 
-    def _refresh_lag(self) -> None:
+    def _refresh_spool_metrics(self) -> int:
+        """The number of events that wait."""
+        if self.spool is None:
+            return 0
+        size = self.spool.size()
+        self.metrics.spool_events.set(size.events)
+        self.metrics.spool_bytes.set(size.bytes)
+        return size.events
+
+    def _refresh_log_metrics(self) -> None:
         ends = self.events.end_positions()
         self.metrics.log_end.set(sum(ends.values()))
         newest = self.registry.versions.newest_checkpoint(self.settings.policy)

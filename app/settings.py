@@ -79,9 +79,17 @@ class AppSettings(SharedSettings):
     on_capture_failure: Literal["fail_closed", "fail_open"] = Field(
         "fail_closed", description="an answer that cannot be recorded: refuse it, or let it go and count the loss"
     )
+    spool_max_bytes: int = Field(
+        2**30, ge=2**20, description="events that wait while the log is away; a full spool is a capture failure"
+    )
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
     poll_s: float = Field(0.1, gt=0, le=1, description="how often the live version is looked up")
     deployer_lease_s: float = Field(10.0, gt=0)
+
+    @property
+    def spool_path(self) -> Path:
+        """A policy's own: processes of another policy on the same home forward to another log."""
+        return self.home / f"spool-{self.policy}.db"
 
     @model_validator(mode="after")
     def _no_open_door(self) -> Self:

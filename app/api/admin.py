@@ -1,11 +1,13 @@
 """The operators' API: policies, versions with lineage and metrics, deployments, rollback, pause, dead letters."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any
 
 from anyio import to_thread
-from litestar import Controller, Request, get, post
+from litestar import Controller, Request, delete, get, post
 from litestar.params import Parameter
 
 from app.api.errors import DOCUMENTED
@@ -102,21 +104,46 @@ class AdminController(Controller):
         return await _set_paused(services, policy, False, request)
 
     @get("/{policy:str}/dead-letters", responses=DOCUMENTED)
-    async def dead_letters(self, policy: str, services: Services) -> dict[str, Any]:
-        """Records that could not be applied, with the reason."""
-        services.require_policy(policy)
-        letters = await to_thread.run_sync(services.events.dead_letters)
-        return {"dead_letters": [_letter(letter) for letter in letters]}
+    async def dead_letters(
+        self, policy: str, services: Services, limit: Limit = 200, before: Before = None
+    ) -> dict[str, Any]:
+        """Records that could not be applied, with the reason, newest first."""
+        letters = reversed(await _letters(services, policy))
+        page = islice((letter for letter in letters if before is None or letter.id < before), limit)
+        return {"dead_letters": [_letter(letter) for letter in page]}
+
+    @get("/{policy:str}/dead-letters/{id:int}", responses=DOCUMENTED)
+    async def dead_letter(self, policy: str, id: Number, services: Services) -> dict[str, Any]:
+        """One of them with its payload: as text where it is UTF-8, else in base64."""
+        for letter in await _letters(services, policy):
+            if letter.id == id:
+                return _letter(letter) | _payload(letter)
+        raise _no_letter(id)
 
     @post("/{policy:str}/dead-letters/{id:int}/replay", status_code=200, responses=DOCUMENTED)
-    async def replay_dead_letter(self, policy: str, id: Number, services: Services) -> dict[str, Any]:
+    async def replay_dead_letter(
+        self, policy: str, id: Number, request: Request[KeyRecord, None, Any], services: Services
+    ) -> dict[str, Any]:
         """Put a dead letter on the log again, as it came."""
         services.require_policy(policy)
         try:
-            position = await services.events.replay_dead_letter(id)
+            position = str(await services.events.replay_dead_letter(id))
         except KeyError:
-            raise NotFound(f"there is no dead letter {id}", param="id") from None
-        return {"id": id, "position": str(position)}
+            raise _no_letter(id) from None
+        await _audit(services, request, "replay_dead_letter", {"id": id, "position": position})
+        return {"id": id, "position": position}
+
+    @delete("/{policy:str}/dead-letters/{id:int}", responses=DOCUMENTED)
+    async def drop_dead_letter(
+        self, policy: str, id: Number, request: Request[KeyRecord, None, Any], services: Services
+    ) -> None:
+        """Take a dead letter out for good."""
+        services.require_policy(policy)
+        try:
+            await to_thread.run_sync(services.events.drop_dead_letter, id)
+        except KeyError:
+            raise _no_letter(id) from None
+        await _audit(services, request, "drop_dead_letter", {"id": id})
 
 
 async def _known(services: Services, policy: str) -> None:
@@ -129,6 +156,21 @@ async def _set_paused(
 ) -> dict[str, Any]:
     await to_thread.run_sync(services.registry.policies.set_paused, policy, paused, _actor(request))
     return asdict(await to_thread.run_sync(services.registry.policies.get, policy))
+
+
+async def _letters(services: Services, policy: str) -> Sequence[DeadLetter]:
+    services.require_policy(policy)
+    return await to_thread.run_sync(services.events.dead_letters)
+
+
+def _no_letter(id: int) -> NotFound:
+    return NotFound(f"there is no dead letter {id}", param="id")
+
+
+async def _audit(
+    services: Services, request: Request[KeyRecord, None, Any], action: str, detail: dict[str, Any]
+) -> None:
+    await to_thread.run_sync(services.registry.audit.add, _actor(request), action, services.settings.policy, detail)
 
 
 def _actor(request: Request[KeyRecord, None, Any]) -> str:
@@ -146,5 +188,12 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "attempts": letter.attempts,
         "at": letter.at.isoformat(),
-        "payload": letter.payload.decode("utf-8", "replace"),
+        "bytes": len(letter.payload),
     }
+
+
+def _payload(letter: DeadLetter) -> dict[str, Any]:
+    try:
+        return {"payload": letter.payload.decode(), "payload_encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"payload": base64.b64encode(letter.payload).decode(), "payload_encoding": "base64"}

@@ -14,7 +14,16 @@ from app.events.kafka_client import Cluster
 from app.events.kafka_dead import DeadLetters
 from app.events.kafka_reader import Fetched, Reader
 from app.events.kafka_writer import RECORD_OVERHEAD, Message, Writer
-from app.events.log import DeadLetter, EventLog, EventTooLarge, LostRange, Position, PositionAhead, Record
+from app.events.log import (
+    DeadLetter,
+    EventLog,
+    EventTooLarge,
+    LogUnavailable,
+    LostRange,
+    Position,
+    PositionAhead,
+    Record,
+)
 from app.events.schema import Event, encode
 
 log = logging.getLogger(__name__)
@@ -27,11 +36,14 @@ class KafkaLog(EventLog):
     between partitions there is no order, so a rollback holds from where its reader meets it, and events that were
     appended before it on other partitions may still come after it (rollbacks share a session, and so keep their order).
 
-    Raises SetupError where the topics are missing, LogUnavailable where no broker answers.
+    Raises SetupError where the topics are missing. No broker has to answer yet.
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        kafka_topics.require(cluster)
+        try:
+            kafka_topics.require(cluster)
+        except LogUnavailable as error:
+            log.warning("the topics are not checked: %s", error)
         self._cluster = cluster
         self._topic = cluster.events_topic
         self._writer = Writer(cluster)

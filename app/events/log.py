@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from app.errors import RiachoError, SetupError, Unavailable
 from app.events.schema import Event
@@ -49,7 +49,13 @@ class LogUnavailable(Unavailable):
     """The log cannot take or give records now; the message says why and what to do."""
 
 
-class EventTooLarge(RiachoError):
+class EventRefused(RiachoError):
+    """The log will never take this event; the message says why."""
+
+    status, code = 503, "event_refused"
+
+
+class EventTooLarge(EventRefused):
     """An event that the log never takes, however often it is sent."""
 
     status, code, kind = 413, "event_too_large", "invalid_request_error"
@@ -81,6 +87,13 @@ class LostRange(SetupError):
         )
 
 
+class EventSink(Protocol):
+    """What takes events: a log, or the spool before it."""
+
+    async def append(self, event: Event) -> object:
+        """Append durably; raises LogUnavailable or EventRefused with nothing appended."""
+
+
 class EventLog(ABC):
     """An append-only log of events with keyed partitions.
 
@@ -91,8 +104,8 @@ class EventLog(ABC):
     async def append(self, event: Event) -> Position:
         """Append durably: on return the event survives a crash of this process.
 
-        Raises EventTooLarge with nothing appended, and LogUnavailable; then append the same event again, which counts
-        once even where the first append was only not acknowledged.
+        Raises EventRefused for an event that will never fit, with nothing appended, and LogUnavailable; then append the
+        same event again, which counts once even where the first append was only not acknowledged.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ ADDRESSES = "sqlite:///PATH (an absolute path takes four slashes) or kafka://HOS
 
 
 def open_log(settings: SharedSettings) -> EventLog:
-    """The log at `log_url`; raises SetupError for an address that is none, LogUnavailable where no broker answers."""
+    """The log at `log_url`; raises SetupError for an address that is none."""
     cluster = kafka_cluster(settings)
     if cluster is not None:
         from app.events.kafka import KafkaLog

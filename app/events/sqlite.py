@@ -93,9 +93,7 @@ class SqliteLog(EventLog):
         return await asyncio.to_thread(self._replay, id)
 
     def drop_dead_letter(self, id: int) -> None:
-        with self._lock:
-            row = self._db.execute("DELETE FROM dead_letters WHERE id = ? RETURNING id", (id,)).fetchone()
-        if row is None:
+        if not self._query("DELETE FROM dead_letters WHERE id = ? RETURNING id", (id,)):
             raise KeyError(id)
 
     def close(self) -> None:

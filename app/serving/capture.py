@@ -5,7 +5,7 @@ import logging
 import math
 from typing import Literal
 
-from app.events.log import EventLog, LogUnavailable
+from app.events.log import EventRefused, EventSink, LogUnavailable
 from app.events.schema import CompletionEvent, Usage
 from app.security.receipts import Receipts
 from app.serving.call import Answer, ChatCall
@@ -68,34 +68,46 @@ class Capture:
             `fail_open` lets the answer go and counts the loss.
     """
 
-    def __init__(self, events: EventLog, receipts: Receipts, metrics: Metrics, on_failure: OnFailure) -> None:
+    def __init__(self, events: EventSink, receipts: Receipts, metrics: Metrics, on_failure: OnFailure) -> None:
         self._log = events
         self._receipts = receipts
         self._metrics = metrics
         self._on_failure = on_failure
-        self._aborted: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
 
     async def record(self, call: ChatCall, choice: int, answer: Answer, version: int) -> None:
-        """Append one choice's event; raises LogUnavailable where that fails and the setting is fail_closed."""
+        """Append one choice's event, to the end even if the caller is cancelled meanwhile.
+
+        Where that fails and the setting is fail_closed, raises LogUnavailable or EventRefused.
+        """
+        await asyncio.shield(self._start(call, choice, answer, version))
+
+    def record_abort(self, call: ChatCall, choice: int, answer: Answer, version: int) -> None:
+        """Record an answer that did not end, without holding up whoever is being cancelled."""
+        answer.finish_reason = "abort"
+        self._start(call, choice, answer, version)
+
+    async def settle(self) -> None:
+        """Wait for the records whose callers have left."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _start(self, call: ChatCall, choice: int, answer: Answer, version: int) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._append(call, choice, answer, version))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def _append(self, call: ChatCall, choice: int, answer: Answer, version: int) -> None:
         completion_id = self._receipts.sign(call.receipt(choice))
         event = completion_event(call, choice, answer, version, completion_id)
         try:
             await self._log.append(event)
-        except LogUnavailable as error:
+        except (LogUnavailable, EventRefused) as error:
             self._metrics.lost_events.inc()
+            if isinstance(error, EventRefused):
+                self._metrics.refused_events.inc()
             log.error("a completion was not recorded: %s", error)
             if self._on_failure == "fail_closed":
                 raise
         else:
             self._metrics.captured(event)
-
-    def record_abort(self, call: ChatCall, choice: int, answer: Answer, version: int) -> None:
-        """Record an answer that did not end, without holding up whoever is being cancelled."""
-        answer.finish_reason = "abort"
-        task = asyncio.ensure_future(self.record(call, choice, answer, version))
-        self._aborted.add(task)
-        task.add_done_callback(self._aborted.discard)
-
-    async def settle(self) -> None:
-        """Wait for the records of aborted answers."""
-        await asyncio.gather(*self._aborted, return_exceptions=True)

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from anyio import to_thread
 from sqlalchemy.exc import OperationalError
 
-from app.events.log import EventLog, LogUnavailable
+from app.events.log import EventRefused, EventSink, LogUnavailable
 from app.events.schema import Event
 from app.registry import Registry
+from app.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,12 @@ class Relay:
     Whoever makes a promise appends its event at once; `run` appends what a crash or a failed append left.
     """
 
-    def __init__(self, registry: Registry, events: EventLog, policy: str, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, registry: Registry, events: EventSink, metrics: Metrics, policy: str, clock: Callable[[], datetime]
+    ) -> None:
         self._outbox = registry.outbox
         self._log = events
+        self._metrics = metrics
         self._policy = policy
         self._clock = clock
 
@@ -35,12 +39,19 @@ class Relay:
         await self._log.append(event)
 
     async def deliver(self, event: Event) -> None:
-        """Append one promised event; if the log is away it stays promised and is appended later."""
+        """Append one promised event; if the log is away it stays promised and is appended later.
+
+        One that the log will never take is lost, and counted: its promise must not be tried for ever.
+        """
         try:
             await self._log.append(event)
         except LogUnavailable as error:
             log.warning("event %s waits in the outbox: %s", event.event_id, error)
             return
+        except EventRefused as error:
+            self._metrics.lost_events.inc()
+            self._metrics.refused_events.inc()
+            log.error("event %s is dropped: %s", event.event_id, error)
         await to_thread.run_sync(self._outbox.mark_appended, event.event_id)
 
     async def run(self, poll_s: float = 1.0) -> None:

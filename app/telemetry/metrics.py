@@ -50,6 +50,12 @@ class Metrics:
             "riacho_first_token_seconds", "Time to the first chunk of an answer", buckets=SECONDS, registry=registry
         )
         self.lost_events = Counter("riacho_lost_events", "Events that could not be recorded", registry=registry)
+        self.refused_events = Counter("riacho_refused_events", "Events that the log will never take", registry=registry)
+        self.spool_events = Gauge("riacho_spool_events", "Events that wait for the log", registry=registry)
+        self.spool_bytes = Gauge("riacho_spool_bytes", "Bytes of the events that wait for the log", registry=registry)
+        self.forwarded_events = Counter(
+            "riacho_spool_forwarded", "Events forwarded from the spool to the log", registry=registry
+        )
         self.feedback = Counter("riacho_feedback", "Judgements accepted", ("final",), registry=registry)
         self.live_version = Gauge("riacho_live_version", "The adapter version that serves", registry=registry)
         self.leases = Gauge("riacho_leases", "Requests that hold a version", registry=registry)

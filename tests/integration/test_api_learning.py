@@ -1,12 +1,15 @@
 """What clients and operators see of learning, through the front door of `riacho up`."""
 
+import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from app.events.log import Position, Record
 from app.events.schema import CompletionEvent, FeedbackEvent, Sampling, Usage, encode
 from tests.service import POLICY, Service, error_of, eventually, riacho, service_fixture
 
@@ -189,6 +192,10 @@ def letters(service: Service) -> list[dict[str, Any]]:
     return found
 
 
+def letter_url(letter: dict[str, Any], *action: str) -> str:
+    return "/".join((f"{ADMIN}/dead-letters", str(letter["id"]), *action))
+
+
 def poison(service: Service, payload: bytes) -> dict[str, Any]:
     """Put a bad record on the log; the dead letter that it becomes."""
     with closing(service.log()) as log:
@@ -204,7 +211,12 @@ def test_poison_is_a_dead_letter_with_the_reason(service: Service, name: str) ->
     letter = poison(service, payload)
     assert reason.lower() in letter["reason"].lower()
     assert letter["attempts"] == 1
-    assert letter["payload"] == payload.decode("utf-8", "replace")
+    assert letter["bytes"] == len(payload)
+    shown = service.admin.get(letter_url(letter)).json()
+    assert {name: shown[name] for name in letter} == letter
+    decode = base64.b64decode if shown["payload_encoding"] == "base64" else str.encode
+    assert decode(shown["payload"]) == payload
+    assert shown["payload_encoding"] == ("base64" if b"\xff" in payload else "utf-8")
 
 
 def test_learning_goes_on_behind_poison(service: Service) -> None:
@@ -216,7 +228,7 @@ def test_learning_goes_on_behind_poison(service: Service) -> None:
 def test_dead_letter_can_be_replayed(service: Service) -> None:
     """Replay puts the record on the log again; one that is still bad comes back, the former letter is gone."""
     letter = poison(service, b"still rubbish")
-    answer = service.admin.post(f"{ADMIN}/dead-letters/{letter['id']}/replay")
+    answer = service.admin.post(letter_url(letter, "replay"))
     assert answer.status_code == 200
     position = answer.json()["position"]
     assert position != letter["position"]
@@ -224,7 +236,86 @@ def test_dead_letter_can_be_replayed(service: Service) -> None:
     assert letter["id"] not in {item["id"] for item in letters(service)}
     listed = riacho(service.home, "log", "dead", "--json")
     assert position in {json.loads(line)["position"] for line in listed.stdout.splitlines()}
-    error_of(service.admin.post(f"{ADMIN}/dead-letters/{letter['id']}/replay"), 404)
+    error_of(service.admin.post(letter_url(letter, "replay")), 404)
+    assert audited(service)[0] == ("replay_dead_letter", {"id": letter["id"], "position": position})
+
+
+def audited(service: Service) -> list[tuple[str, dict[str, Any]]]:
+    """What keys did, newest first."""
+    with closing(service.registry()) as registry:
+        entries = registry.audit.list(100, POLICY)
+    return [(entry.action, entry.detail) for entry in entries if entry.actor.startswith("key:")]
+
+
+def test_replay_at_the_same_time_succeeds_once(service: Service) -> None:
+    """Of many replays of one letter one puts it on the log, and the others hear that it is gone."""
+    letter = poison(service, b"once more")
+    before = len(service.log().read({}, 1_000_000))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: service.admin.post(letter_url(letter, "replay")), range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] + [404] * 7
+    assert len(service.log().read({}, 1_000_000)) == before + 1
+
+
+def test_replayed_letter_that_is_good_now_trains_once(service: Service) -> None:
+    """A completion that no learner could read, replayed, joins the judgement that waits for it, in one update."""
+    event = completion_event(
+        session_id="revived",
+        at=datetime.now(UTC),
+        completion_id="revived",
+        completion_ids=(3, 4),
+        logprobs=(-0.5, -0.5),
+    )
+    judgement = FeedbackEvent(policy=POLICY, session_id="revived", at=event.at, reward=1.0, key_id="k")
+    with closing(service.log()) as log:
+        log.append_raw("revived", encode(judgement))
+        log.bury(Record(Position(0, 10**6), encode(event)), "another release wrote it", event.at)
+        [letter] = [letter for letter in letters(service) if letter["position"] == f"0:{10**6}"]
+        assert service.admin.post(letter_url(letter, "replay")).status_code == 200
+        eventually(lambda: trained_on(service, "revived"), "the revived session is trained on")
+        log.append_raw("revived", encode(event))
+    learn(service)
+    assert len(trained_on(service, "revived")) == 1
+
+
+def trained_on(service: Service, session: str) -> list[int]:
+    """The updates that used a session."""
+    return [row["number"] for row in service.updates() if session in row["session_ids"]]
+
+
+def test_dead_letter_can_be_dropped(service: Service) -> None:
+    """It is gone from the list, cannot be had or replayed, and who dropped it is on record."""
+    letter = poison(service, b"away with it")
+    assert service.admin.delete(letter_url(letter)).status_code == 204
+    assert letter["id"] not in {item["id"] for item in letters(service)}
+    error_of(service.admin.get(letter_url(letter)), 404)
+    error_of(service.admin.delete(letter_url(letter)), 404)
+    error_of(service.admin.post(letter_url(letter, "replay")), 404)
+    assert audited(service)[0] == ("drop_dead_letter", {"id": letter["id"]})
+
+
+def test_dead_letters_come_newest_first_page_by_page(service: Service) -> None:
+    """`before` goes on where a page ended."""
+    poison(service, b"older")
+    poison(service, b"newer")
+    ids = [letter["id"] for letter in letters(service)]
+    assert ids == sorted(ids, reverse=True)
+    page = service.admin.get(f"{ADMIN}/dead-letters", params={"limit": 1, "before": ids[0]}).json()["dead_letters"]
+    assert [letter["id"] for letter in page] == [ids[1]]
+
+
+def test_dead_letters_are_for_admins_only(service: Service) -> None:
+    """A client's key reads, replays and drops none: they hold what other clients said."""
+    letter = poison(service, b"private")
+    for method, url in (
+        ("GET", f"{ADMIN}/dead-letters"),
+        ("GET", letter_url(letter)),
+        ("POST", letter_url(letter, "replay")),
+        ("DELETE", letter_url(letter)),
+    ):
+        error_of(service.client.request(method, url), 403)
+        error_of(service.anonymous.request(method, url), 401)
+    assert letter in letters(service)
 
 
 def test_versions_show_lineage_and_metrics(service: Service) -> None:
@@ -256,14 +347,16 @@ def test_version_can_be_pinned_and_let_go(service: Service) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "before=-1", "before=99999999999999999999"])
-@pytest.mark.parametrize("what", ["versions", "updates"])
+@pytest.mark.parametrize("what", ["versions", "updates", "dead-letters"])
 def test_bad_page_is_refused(service: Service, what: str, query: str) -> None:
     """A page size or a page start that cannot be is a 400 that names it."""
     error = error_of(service.admin.get(f"{ADMIN}/{what}?{query}"), 400)
     assert query.partition("=")[0] in f"{error['param']} {error['message']}"
 
 
-@pytest.mark.parametrize("path", ["", "/versions", "/versions/1", "/deployments", "/updates", "/dead-letters"])
+@pytest.mark.parametrize(
+    "path", ["", "/versions", "/versions/1", "/deployments", "/updates", "/dead-letters", "/dead-letters/1"]
+)
 def test_unknown_policy_is_not_found(service: Service, path: str) -> None:
     """A mistyped policy is a 404 everywhere, not an empty list."""
     error_of(service.admin.get(f"/admin/policies/nobody{path}"), 404)

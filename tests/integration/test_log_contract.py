@@ -414,3 +414,25 @@ def test_file_that_is_no_log_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"log\.db"):
         open_log(SharedSettings(log_url=f"sqlite:///{path}"))
     assert path.read_bytes() == b"something else entirely" * 100
+
+
+def test_dropped_dead_letter_is_gone_for_good(log: EventLog) -> None:
+    """It is neither listed nor replayed any more, and nothing else changes."""
+    for offset in range(2):
+        log.bury(Record(Position(0, offset), b"x"), "why", moment(1))
+    first, second = log.dead_letters()
+    log.drop_dead_letter(first.id)
+    assert list(log.dead_letters()) == [second]
+    with pytest.raises(KeyError):
+        _replay(log, first.id)
+    assert log.end_positions() == {0: 0}
+
+
+def test_drop_of_an_unknown_dead_letter_is_a_key_error(log: EventLog) -> None:
+    """Also the second drop of the same one."""
+    log.bury(Record(Position(0, 0), b"x"), "why", moment(1))
+    [letter] = log.dead_letters()
+    log.drop_dead_letter(letter.id)
+    for unknown in (letter.id, 12345):
+        with pytest.raises(KeyError):
+            log.drop_dead_letter(unknown)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from app.engines.base import GenerateRequest
-from app.events.log import LogUnavailable, Position
+from app.errors import RiachoError
+from app.events.log import EventRefused, LogUnavailable, Position
 from app.events.schema import CompletionEvent, Event, Sampling, decode
 from app.events.sqlite import SqliteLog
 from app.registry.records import KeyRecord
@@ -135,8 +136,10 @@ def test_shaped_sampling_is_not_trainable() -> None:
 class BrokenLog(SqliteLog):
     """A log that takes nothing."""
 
+    error: RiachoError = LogUnavailable("the disk is full")
+
     async def append(self, event: Event) -> Position:
-        raise LogUnavailable("the disk is full")
+        raise self.error
 
 
 def lost(metrics: Metrics) -> float:
@@ -171,6 +174,44 @@ async def test_lost_record_is_counted(tmp_path: Path, on_failure: OnFailure) -> 
             await capture.record(call(), 0, answer(), 7)
     assert lost(metrics) == 1
     assert metrics.registry.get_sample_value("riacho_tokens_total", {"kind": "completion"}) is None
+
+
+@pytest.mark.parametrize("on_failure", ["fail_closed", "fail_open"])
+async def test_refused_record_is_counted(tmp_path: Path, on_failure: OnFailure) -> None:
+    """An event that will never fit is a lost record like any other: a 503 or an answer, never a 500."""
+    metrics = Metrics()
+    with closing(BrokenLog(tmp_path / "log.db")) as log:
+        log.error = EventRefused("the event is too large")
+        capture = Capture(log, RECEIPTS, metrics, on_failure)
+        if on_failure == "fail_closed":
+            with pytest.raises(EventRefused, match="too large") as caught:
+                await capture.record(call(), 0, answer(), 7)
+            assert caught.value.status == 503
+        else:
+            await capture.record(call(), 0, answer(), 7)
+    assert lost(metrics) == 1
+    assert metrics.registry.get_sample_value("riacho_refused_events_total") == 1
+
+
+async def test_record_is_appended_though_the_caller_is_cancelled(tmp_path: Path) -> None:
+    """A client that leaves while the log is slow costs no record: it goes to the log, or is counted as lost."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowLog(SqliteLog):
+        async def append(self, event: Event) -> Position:
+            begun.set()
+            await go_on.wait()
+            return await super().append(event)
+
+    with closing(SlowLog(tmp_path / "log.db")) as log:
+        capture = Capture(log, RECEIPTS, Metrics(), "fail_closed")
+        task = asyncio.create_task(capture.record(call(), 0, answer(), 7))
+        await begun.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        go_on.set()
+        await capture.settle()
+        assert recorded(log) == [event(call())]
 
 
 async def test_abort_is_recorded_though_the_caller_is_cancelled(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The `riacho` command: what it prints, its exit status, and errors in one line."""
 
+import base64
 import json
 from contextlib import closing
 from datetime import UTC, datetime
@@ -133,9 +134,48 @@ def test_dead_letter_is_replayed(
         assert log.dead_letters() == []
 
 
-def test_unknown_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong id names the command that lists the right ones."""
-    assert "riacho log dead" in str(run(monkeypatch, "log", "replay", "7"))
+def test_dead_letter_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything about it, with a JSON payload laid out."""
+    id = bury(tmp_path / "home", b'{"type": "surprise", "n": [1]}')
+    assert run(monkeypatch, "log", "show", str(id)) in (None, 0)
+    fields, _, payload = capsys.readouterr().out.partition("payload")
+    for expected in (str(id), "0:0", "it is no event", "2026-01-01T00:00:00+00:00"):
+        assert expected in fields
+    assert payload.count("\n") > 3
+    assert json.loads(payload) == {"type": "surprise", "n": [1]}
+
+
+@pytest.mark.parametrize("payload", [b"\x1b[2J\xff", b"[" * 100_000, b""], ids=["terminal codes", "deep", "empty"])
+def test_payload_that_is_no_json_is_shown_in_base64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], payload: bytes
+) -> None:
+    """Nothing that a record holds can act on the terminal or break the command."""
+    id = bury(tmp_path / "home", payload)
+    assert run(monkeypatch, "log", "show", str(id)) in (None, 0)
+    out = capsys.readouterr().out
+    assert base64.b64decode(out.rpartition(":")[2]) == payload
+    assert f"{len(payload)} bytes" in out
+
+
+def test_dead_letter_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is gone, and the log is as it was."""
+    id = bury(tmp_path / "home", b"payload")
+    assert run(monkeypatch, "log", "drop", str(id)) in (None, 0)
+    assert str(id) in capsys.readouterr().out
+    with closing(SqliteLog(tmp_path / "home" / "log.db")) as log:
+        assert log.end_positions() == {0: 1}
+        assert log.dead_letters() == []
+
+
+@pytest.mark.parametrize("command", ["show", "replay", "drop"])
+def test_unknown_dead_letter(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """A wrong id names the command that lists the right ones; a number that no letter can have is a wrong usage."""
+    assert "riacho log dead" in str(run(monkeypatch, "log", command, "7"))
+    assert run(monkeypatch, "log", command, "9" * 30) == 2
 
 
 @pytest.mark.parametrize("args", [["config"], ["db", "status"], ["db", "upgrade"], ["serve"], ["up"], ["log", "dead"]])
