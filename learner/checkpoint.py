@@ -1,5 +1,7 @@
 """Checkpoints: one immutable directory a version, with all that the learner needs to go on from there.
 
+    42/                                              version 42; 42.1, 42.2, … if another attempt had taken the name
+
     adapter_config.json, adapter_model.safetensors   the policy's adapter, as peft and vLLM read it
     critic.safetensors                               what of the critic trains, the value head included
     optimizer.safetensors                            both AdamW states
@@ -8,9 +10,12 @@
 The same state gives the same bytes.
 """
 
+import errno
 import hashlib
+import itertools
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,6 +28,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from app.errors import SetupError
+from app.registry.errors import LeaseLost
 from learner.shift import ShiftDetector
 from learner.trainer import Trainer, TrainerStats
 
@@ -34,37 +40,61 @@ STATE = "learner.json"
 FILES = (ADAPTER_CONFIG, ADAPTER, CRITIC, OPTIMIZER, STATE)
 
 
-def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> str:
-    """Write a checkpoint aside, fsync it and rename it into place; the SHA-256 over its files.
+def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> tuple[Path, str]:
+    """Write a checkpoint aside, fsync it and rename it into place; where it is, and the SHA-256 over its files.
 
-    A directory that is already there was left by a crash before its version was registered, so nobody has
-    used it, and it is replaced.
+    Nothing is ever replaced, since a learner that was paused and lost its lease may wake up here at any moment.
+    A directory with these very files is used as it is; where other files have the name, the next free one of
+    `NAME.1`, `NAME.2`, … is taken. Raises LeaseLost if the files vanish while they are written: only clean-up
+    after a newer learner removes them.
     """
     contents = serialize(trainer, base_model, stream)
     try:
-        _write_aside(directory, contents)
+        return _place(_write_aside(directory, contents), directory, contents), digest(contents)
+    except FileNotFoundError as error:
+        raise LeaseLost(f"{error.filename} was cleaned up while it was written: another learner is at work") from error
     except OSError as error:
         raise SetupError(
             f"the checkpoint {directory} cannot be written ({error.strerror}): free disk space or mend "
             "the permissions; the learner resumes from the newest version, and nothing is lost"
         ) from error
-    return digest(contents)
 
 
-def _write_aside(directory: Path, contents: Mapping[str, bytes]) -> None:
-    aside = directory.with_name(f".{directory.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
+def _write_aside(directory: Path, contents: Mapping[str, bytes]) -> Path:
+    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.part")
     aside.mkdir(parents=True)
-    for name, data in contents.items():
-        with (aside / name).open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    _fsync_directory(aside)
-    if directory.exists():
-        shutil.rmtree(directory)
-    aside.rename(directory)
-    _fsync_directory(directory.parent)
+    try:
+        for name, data in contents.items():
+            with (aside / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        _fsync_directory(aside)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return aside
+
+
+def _place(aside: Path, directory: Path, contents: Mapping[str, bytes]) -> Path:
+    """Rename to the first name that is free or holds the same files; renaming onto a full directory fails."""
+    for attempt in itertools.count():
+        place = directory.with_name(f"{directory.name}.{attempt}") if attempt else directory
+        try:
+            aside.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if not _holds(place, contents):
+                continue
+            shutil.rmtree(aside)
+        _fsync_directory(place.parent)
+        return place
+    raise AssertionError("unreachable")
+
+
+def _holds(directory: Path, contents: Mapping[str, bytes]) -> bool:
+    return all((directory / name).is_file() and (directory / name).read_bytes() == contents[name] for name in contents)
 
 
 def serialize(trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> dict[str, bytes]:
