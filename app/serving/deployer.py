@@ -13,6 +13,7 @@ from app.registry.records import Lease, VersionRecord
 from app.serving.versions import Versions
 
 CLEAN_EVERY_S = 5.0
+HELD_UP_S = 1.0
 ACTOR = "deployer"
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Deployer:
                 await self._round(clock)
             except (AdapterRejected, Unavailable) as error:
                 log.warning("deploying is held up: %s", error)
+                await asyncio.sleep(HELD_UP_S)
             await asyncio.sleep(poll_s)
 
     async def _round(self, clock: Callable[[], float]) -> None:
