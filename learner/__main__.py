@@ -79,7 +79,8 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
     registry = Registry.open(settings.resolved_database_url)
 
     def repeat(event: RollbackEvent) -> None:
-        registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
+        if registry.policies.get(settings.policy).epoch < event.epoch:
+            registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
 
     learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

