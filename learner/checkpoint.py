@@ -77,20 +77,23 @@ def _write_aside(directory: Path, contents: Mapping[str, bytes]) -> Path:
 
 
 def _place(aside: Path, directory: Path, contents: Mapping[str, bytes]) -> Path:
-    """Rename to the first name that is free or holds the same files; renaming onto a full directory fails."""
-    for attempt in itertools.count():
-        place = directory.with_name(f"{directory.name}.{attempt}") if attempt else directory
-        try:
-            aside.rename(place)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            if not _holds(place, contents):
-                continue
-            shutil.rmtree(aside)
-        _fsync_directory(place.parent)
-        return place
-    raise AssertionError("unreachable")
+    others = (directory.with_name(f"{directory.name}.{attempt}") for attempt in itertools.count(1))
+    place = next(place for place in itertools.chain([directory], others) if _take(aside, place, contents))
+    _fsync_directory(place.parent)
+    return place
+
+
+def _take(aside: Path, place: Path, contents: Mapping[str, bytes]) -> bool:
+    """Whether the name was free, which only the rename itself can say, or holds the same files already."""
+    try:
+        aside.rename(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _holds(place, contents):
+            return False
+        shutil.rmtree(aside)
+    return True
 
 
 def _holds(directory: Path, contents: Mapping[str, bytes]) -> bool:

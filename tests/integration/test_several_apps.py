@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from app.engines.base import Engine
 from app.events.schema import FeedbackEvent
 from app.registry import Registry
+from app.serving.versions import Versions
 from tests.postgres import Postgres
 from tests.publishing import Publisher
 from tests.service import POLICY, Service, eventually
@@ -86,6 +88,20 @@ def test_a_version_is_loaded_from_its_registered_directory(
     assert list(left.iterdir()) == []
 
 
+def test_clean_up_takes_what_attempts_have_left(apps: list[Service], registry: Registry, publisher: Publisher) -> None:
+    """With a version's own directory go those of other attempts at it, whole or half-written; others stay."""
+    publish(publisher, 3)
+    store = apps[0].home / "adapters" / POLICY
+    for name in ("3.1", ".3.0a.part", "30.1"):
+        (store / name).mkdir()
+    publisher.publish(4, publisher.epoch)
+    for app in apps:
+        serve(app, "4")
+    versions = Versions(cast(Engine, None), registry, POLICY, apps[0].home / "adapters")
+    versions.delete_files(registry.versions.get(POLICY, 3))
+    assert sorted(path.name for path in store.iterdir()) == ["1", "2", "2.1", "30.1", "4"]
+
+
 def test_the_same_feedback_from_all_sides_counts_once(apps: list[Service], registry: Registry) -> None:
     """20 posts of one id at both apps: one row, one event, one answer; other content under the id is refused."""
     completion = apps[0].recorded(apps[0].ask()["id"])
@@ -117,12 +133,12 @@ def test_the_other_app_deploys_when_the_deployer_is_killed(
     apps: list[Service], registry: Registry, publisher: Publisher
 ) -> None:
     """SIGKILL of the lease's holder: after the lease the other deploys, and the killed one follows once it is back."""
-    publish(publisher, 3)
+    publish(publisher, 5)
     first = eventually(lambda: deployer(registry), "a deployer")
     killed, left = sorted(apps, key=lambda app: app.pid != first)
     killed.kill()
-    publish(publisher, 4)
-    serve(left, "4")
+    publish(publisher, 6)
+    serve(left, "6")
     assert deployer(registry) == left.pid
     killed.start()
-    serve(killed, "4")
+    serve(killed, "6")
