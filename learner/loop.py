@@ -71,8 +71,8 @@ class Learner:
 
     def _show_published(self, version: VersionRecord) -> None:
         """A crash after a version's registration may have left its updates without its name."""
-        before = version.number - 1
-        first = self._registry.versions.get(self._policy, before).update_count + 1 if before else 1
+        before = self._registry.versions.list(self._policy, 1, version.number)
+        first = before[0].update_count + 1 if before else 1
         self._projector.published(range(first, version.update_count + 1), version.number)
 
     def run(self, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:

