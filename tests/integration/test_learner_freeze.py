@@ -154,3 +154,16 @@ def test_a_learner_that_slept_past_its_lease_changes_nothing(
         assert home.outcome() == undisturbed
         for version in home.registry.versions.list(POLICY):
             assert checkpoint.digest(home.files(version.directory)) == version.sha256
+
+
+def test_a_learner_that_stands_by_ends_when_told(tmp_path: Path, database_url: str, log_file: Path) -> None:
+    """SIGTERM while another holds the lease: an orderly end, and nothing was done."""
+    home = Home(tmp_path, database_url)
+    with closing(home.registry):
+        assert home.registry.leases.acquire(f"learner:{POLICY}", "other:0:0", 600)
+        with home.learner(log_file) as learner:
+            output = tmp_path / "learner.log"
+            eventually(lambda: "waiting: other:0:0 holds" in output.read_text(), "it stands by")
+            learner.terminate()
+            assert learner.wait(DEADLINE_S) == 0, output.read_text()
+        assert home.newest() == 0
