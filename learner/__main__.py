@@ -22,7 +22,7 @@ from app.events.schema import RollbackEvent
 from app.fingerprint import fingerprint
 from app.registry import Registry
 from app.registry.database import upgrade
-from app.registry.errors import LeaseLost
+from app.registry.errors import LeaseLost, RegistryUnavailable
 from app.telemetry import logs
 from learner.critic import make_policy_and_critic
 from learner.joins import Joins
@@ -75,6 +75,7 @@ def build(
 def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = False) -> None:
     """Hold the lease and learn until a signal or, with `until_end`, the end of the log.
 
+    If the lease is lost or the registry is away, wait for it and begin again from the newest checkpoint.
     With `repeat_rollbacks` the registry is a replay's own, so that a rollback on the log moves its pointer too.
     """
     stopping: list[int] = []
@@ -83,21 +84,33 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
     registry = Registry.open(settings.resolved_database_url)
 
     def repeat(event: RollbackEvent) -> None:
-        registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
+        if registry.policies.get(settings.policy).epoch < event.epoch:
+            registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
 
     learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None, not repeat_rollbacks)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     table = settings.learner
 
     def waiting(other: str) -> None:
+        if stopping:
+            sys.exit(os.EX_OK)
         log.info("waiting: %s holds the learner's lease", other)
 
-    with LeaseKeeper(registry, f"learner:{settings.policy}", holder, table.lease_s, waiting) as keeper:
-        learner.resume()
-        idle = stop_at_end if until_end else wait(table.poll_s)
-        learner.run(keeper.lease, lambda: not stopping and not keeper.lost, idle)
-    if keeper.lost:
-        raise LeaseLost("the learner's lease was lost: this process was paused or cut off; start it again")
+    def hold_and_learn() -> bool:
+        """Whether it is done; false where the lease was lost."""
+        with LeaseKeeper(registry, f"learner:{settings.policy}", holder, table.lease_s, waiting) as keeper:
+            learner.resume(keeper.lease)
+            idle = stop_at_end if until_end else wait(table.poll_s)
+            learner.run(lambda: not stopping and not keeper.lost, idle)
+        return not keeper.lost
+
+    done = False
+    while not (done or stopping):
+        try:
+            done = hold_and_learn()
+        except (LeaseLost, RegistryUnavailable) as error:
+            log.warning("learning begins again from the newest checkpoint: %s", error)
+            time.sleep(table.lease_s / 5)
 
 
 @click.group()

@@ -1,5 +1,7 @@
 """Checkpoints: one immutable directory a version, with all that the learner needs to go on from there.
 
+    42/                                              version 42; 42.1, 42.2, … if another attempt had taken the name
+
     adapter_config.json, adapter_model.safetensors   the policy's adapter, as peft and vLLM read it
     critic.safetensors                               what of the critic trains, the value head included
     optimizer.safetensors                            both AdamW states
@@ -9,9 +11,12 @@
 The same state gives the same bytes.
 """
 
+import errno
 import hashlib
+import itertools
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,6 +30,7 @@ from torch import Tensor, nn
 
 from app.errors import SetupError
 from app.probe import FILE as PROBE
+from app.registry.errors import LeaseLost
 from learner.probe import measure
 from learner.shift import ShiftDetector
 from learner.trainer import Trainer, TrainerStats
@@ -37,37 +43,64 @@ STATE = "learner.json"
 FILES = (ADAPTER_CONFIG, ADAPTER, PROBE, CRITIC, OPTIMIZER, STATE)
 
 
-def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> str:
-    """Write a checkpoint aside, fsync it and rename it into place; the SHA-256 over its files.
+def write(directory: Path, trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> tuple[Path, str]:
+    """Write a checkpoint aside, fsync it and rename it into place; where it is, and the SHA-256 over its files.
 
-    A directory that is already there was left by a crash before its version was registered, so nobody has
-    used it, and it is replaced.
+    Nothing is ever replaced, since a learner that was paused and lost its lease may wake up here at any moment.
+    A directory with these very files is used as it is; where other files have the name, the next free one of
+    `NAME.1`, `NAME.2`, … is taken. Raises LeaseLost if the files vanish while they are written: only clean-up
+    after a newer learner removes them.
     """
     contents = serialize(trainer, base_model, stream)
     try:
-        _write_aside(directory, contents)
+        return _place(_write_aside(directory, contents), directory, contents), digest(contents)
+    except FileNotFoundError as error:
+        raise LeaseLost(f"{error.filename} was cleaned up while it was written: another learner is at work") from error
     except OSError as error:
         raise SetupError(
             f"the checkpoint {directory} cannot be written ({error.strerror}): free disk space or mend "
             "the permissions; the learner resumes from the newest version, and nothing is lost"
         ) from error
-    return digest(contents)
 
 
-def _write_aside(directory: Path, contents: Mapping[str, bytes]) -> None:
-    aside = directory.with_name(f".{directory.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
+def _write_aside(directory: Path, contents: Mapping[str, bytes]) -> Path:
+    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.part")
     aside.mkdir(parents=True)
-    for name, data in contents.items():
-        with (aside / name).open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    _fsync_directory(aside)
-    if directory.exists():
-        shutil.rmtree(directory)
-    aside.rename(directory)
-    _fsync_directory(directory.parent)
+    try:
+        for name, data in contents.items():
+            with (aside / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        _fsync_directory(aside)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return aside
+
+
+def _place(aside: Path, directory: Path, contents: Mapping[str, bytes]) -> Path:
+    others = (directory.with_name(f"{directory.name}.{attempt}") for attempt in itertools.count(1))
+    place = next(place for place in itertools.chain([directory], others) if _take(aside, place, contents))
+    _fsync_directory(place.parent)
+    return place
+
+
+def _take(aside: Path, place: Path, contents: Mapping[str, bytes]) -> bool:
+    """Whether the name was free, which only the rename itself can say, or holds the same files already."""
+    try:
+        aside.rename(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _holds(place, contents):
+            return False
+        shutil.rmtree(aside)
+    return True
+
+
+def _holds(directory: Path, contents: Mapping[str, bytes]) -> bool:
+    return all((directory / name).is_file() and (directory / name).read_bytes() == contents[name] for name in contents)
 
 
 def serialize(trainer: Trainer, base_model: str, stream: Mapping[str, Any]) -> dict[str, bytes]:

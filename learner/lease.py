@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from app.registry import Registry
-from app.registry.errors import LeaseLost
+from app.registry.errors import LeaseLost, RegistryUnavailable
 from app.registry.records import Lease
 
 
@@ -14,7 +15,8 @@ class LeaseKeeper:
     """Takes a lease, waiting for it if another process holds it, and renews it from a thread until it is left.
 
     An update may take longer than the lease lives, so the thread that trains cannot renew it. A process that
-    was paused too long finds `lost` set, and the registry refuses its writes anyway.
+    was paused too long finds `lost` set, and the registry refuses its writes anyway. While the registry is away
+    the lease is neither renewed nor lost.
     """
 
     def __init__(
@@ -42,12 +44,15 @@ class LeaseKeeper:
     ) -> None:
         self._left.set()
         self._thread.join()
-        self._leases.release(self.lease)
+        with suppress(RegistryUnavailable):  # then it runs out by itself
+            self._leases.release(self.lease)
 
     def _renew(self) -> None:
         while not self._left.wait(self._ttl_s / 3):
             try:
                 self._leases.renew(self.lease, self._ttl_s)
+            except RegistryUnavailable:
+                continue
             except LeaseLost:
                 self.lost = True
                 return

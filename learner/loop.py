@@ -8,7 +8,7 @@ from dataclasses import replace
 from app.events.log import EventLog, LogUnavailable, Record
 from app.events.schema import BadEvent, CompletionEvent, Event, FeedbackEvent, RollbackEvent, decode
 from app.registry import Registry
-from app.registry.records import Lease
+from app.registry.records import Lease, VersionRecord
 from learner import checkpoint
 from learner.joins import Joined
 from learner.patience import Patience
@@ -50,45 +50,57 @@ class Learner:
         self._registry = registry
         self._trainer = trainer
         self._publisher = publisher
-        self._projector = Projector(registry, policy)
         self._vocabulary = vocabulary
         self._on_rollback = on_rollback
         self._show_progress = show_progress
         self._patience = Patience(lambda: True)
         self.stream = stream
+        self._beginning = stream.state()
+        self._initial = publisher.write_initial(trainer)
 
-    def resume(self) -> None:
-        """Go on from the newest checkpoint, or from the start."""
-        self._publisher.write_initial(self._trainer)
+    def resume(self, lease: Lease) -> None:
+        """Go on under a lease from the newest checkpoint, or from the start, whatever was done since."""
+        self._lease = lease
+        self._projector = Projector(self._registry, self._policy, lease)
         newest = self._registry.versions.newest_checkpoint(self._policy)
         if newest is None:
+            checkpoint.read_trainer(self._initial, self._trainer)
+            self.stream.load_state(self._beginning)
             log.info("no checkpoint: starting from the base at the beginning of the log")
             return
         path = self._publisher.path(newest.number)
         checkpoint.read_trainer(path, self._trainer)
         self.stream.load_state(checkpoint.read_stream(path))
+        self._show_published(newest)
         log.info("resuming from version %d at %s", newest.number, self.stream.positions)
 
-    def run(self, lease: Lease, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
+    def _show_published(self, version: VersionRecord) -> None:
+        """A crash after a version's registration may have left its updates without its name."""
+        before = self._registry.versions.list(self._policy, 1, version.number)
+        first = before[0].update_count + 1 if before else 1
+        self._projector.published(range(first, version.update_count + 1), version.number)
+
+    def run(self, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
         """Consume until `keep_on` says stop, or until the log is at its end and `idle` says stop.
 
-        A log that is away is waited for. Raises LeaseLost where another learner has taken over.
+        A log that is away is waited for. Raises LeaseLost where another learner has taken over, RegistryUnavailable
+        where the registry is away; after either, `resume` begins again.
         """
         self._patience = Patience(keep_on)
         try:
-            self._consume(lease, keep_on, idle)
+            self._consume(keep_on, idle)
         except LogUnavailable:
             if keep_on():
                 raise
             log.info("stopped while the log was away")
 
-    def _consume(self, lease: Lease, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
+    def _consume(self, keep_on: Callable[[], bool], idle: Callable[[], bool]) -> None:
         while keep_on():
             records = [] if self._paused() else self._patience(self._log.read, self.stream.positions, READ_LIMIT)
             for record in records:
                 if not keep_on():
                     return
-                self.step(record, lease)
+                self.step(record)
             self._projector.flush()
             if not records and not idle():
                 return
@@ -96,7 +108,7 @@ class Learner:
     def _paused(self) -> bool:
         return self._registry.policies.get(self._policy).learning_paused
 
-    def step(self, record: Record, lease: Lease) -> None:
+    def step(self, record: Record) -> None:
         """Apply one record; one that is no event of this policy goes to the dead letters."""
         partition, offset = record.position
         self.stream.positions[partition] = offset + 1
@@ -111,7 +123,7 @@ class Learner:
         self.stream.now = max(self.stream.now, event.at)
         self._apply(event, record)
         if len(self.stream.ready) >= self._trainer.settings.rollouts_per_update:
-            self._train(lease)
+            self._train()
 
     def _check(self, event: Event) -> None:
         if event.policy != self._policy:
@@ -162,7 +174,7 @@ class Learner:
         feedback = [event for event in events if isinstance(event, FeedbackEvent)]
         return build_rollout(joined.session_id, completions, feedback)
 
-    def _train(self, lease: Lease) -> None:
+    def _train(self) -> None:
         rollouts = [self._build(joined) for joined in self.stream.ready]
         lag = max(self.stream.lag(rollout.oldest_version) for rollout in rollouts)
         self.stream.ready = []
@@ -177,15 +189,15 @@ class Learner:
         )
         due = len(self.stream.unpublished) >= self._trainer.settings.publish_every
         if due and self._trainer.policy.changes_base():  # else the version would be the base under another name
-            self._publish(report, lease)
+            self._publish(report)
 
-    def _publish(self, report: UpdateReport, lease: Lease) -> None:
+    def _publish(self, report: UpdateReport) -> None:
         stream = self.stream
         stream.version += 1
         lineage = Lineage(stream.version, stream.parent, stream.epoch)
         updates, stream.unpublished = stream.unpublished, []
         stream.extend_lineage(lineage.number, self._trainer.settings.max_version_lag)
-        if self._publisher.publish(lineage, self._trainer, report, stream.state(), lease):
+        if self._publisher.publish(lineage, self._trainer, report, stream.state(), self._lease):
             self._projector.published(updates, lineage.number)
             if self._show_progress:
                 self._log.mark_read(stream.positions)
@@ -208,7 +220,8 @@ class Learner:
         log.info("rolled back to version %d; epoch %d begins", event.to, event.epoch)
 
     def _restore(self, version: int) -> None:
-        checkpoint.read_trainer(self._publisher.path(version), self._trainer)
+        path = self._publisher.path(version) if version else self._initial
+        checkpoint.read_trainer(path, self._trainer)
 
 
 def wait(seconds: float) -> Callable[[], bool]:

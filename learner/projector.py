@@ -10,18 +10,19 @@ from typing import Literal
 from app.events.log import Position
 from app.events.schema import CompletionEvent
 from app.registry import Registry
-from app.registry.records import CompletionRow, UpdateRow
+from app.registry.records import CompletionRow, Lease, UpdateRow
 from learner.report import UpdateReport
 
 Outcome = Literal["trained", "dropped", "expired"]
 
 
 class Projector:
-    """Collects completion rows and writes them together."""
+    """Collects completion rows and writes them together, as long as `lease` is this learner's (LeaseLost)."""
 
-    def __init__(self, registry: Registry, policy: str) -> None:
+    def __init__(self, registry: Registry, policy: str, lease: Lease) -> None:
         self._projections = registry.projections
         self._policy = policy
+        self._lease = lease
         self._rows: list[CompletionRow] = []
 
     def completion(self, event: CompletionEvent, position: Position) -> None:
@@ -49,7 +50,7 @@ class Projector:
 
     def outcome(self, session_ids: Sequence[str], outcome: Outcome, update: int | None = None) -> None:
         self.flush()
-        self._projections.set_outcome(self._policy, session_ids, outcome, update)
+        self._projections.set_outcome(self._policy, session_ids, outcome, update, self._lease)
 
     def update(self, report: UpdateReport, epoch: int, at: datetime, not_trained: Mapping[str, int]) -> None:
         """Show an update, with what was not trained on so far, by reason."""
@@ -62,14 +63,14 @@ class Projector:
             session_ids=report.session_ids,
             metrics=report.metrics() | {"not_trained": dict(not_trained)},
         )
-        self._projections.save(self._policy, self._rows, [row])
+        self._projections.save(self._policy, self._rows, [row], self._lease)
         self._rows = []
-        self._projections.set_outcome(self._policy, report.session_ids, "trained", report.number)
+        self._projections.set_outcome(self._policy, report.session_ids, "trained", report.number, self._lease)
 
     def published(self, updates: Sequence[int], version: int) -> None:
-        self._projections.set_published(self._policy, updates, version)
+        self._projections.set_published(self._policy, updates, version, self._lease)
 
     def flush(self) -> None:
         if self._rows:
-            self._projections.save(self._policy, self._rows, [])
+            self._projections.save(self._policy, self._rows, [], self._lease)
             self._rows = []

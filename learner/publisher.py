@@ -45,12 +45,14 @@ class Publisher:
         self._base_model = base_model
         self._directory = store / policy
 
-    def path(self, version: int) -> Path:
-        return self._directory / str(version)
+    def write_initial(self, trainer: Trainer) -> Path:
+        """Keep the untrained state, so that a rollback to the base has something to restore; where it is."""
+        path, _ = checkpoint.write(self._directory / "0", trainer, self._base_model, {})
+        return path
 
-    def write_initial(self, trainer: Trainer) -> None:
-        """Keep the untrained state as version 0, so that a rollback to the base has something to restore."""
-        checkpoint.write(self.path(0), trainer, self._base_model, {})
+    def path(self, version: int) -> Path:
+        """Where the checkpoint of a registered version is; raises NotFound."""
+        return self._directory / self._registry.versions.get(self._policy, version).directory
 
     def publish(
         self, lineage: Lineage, trainer: Trainer, report: UpdateReport, stream: Mapping[str, Any], lease: Lease
@@ -60,7 +62,7 @@ class Publisher:
         Raises LeaseLost where another learner has taken over.
         """
         reason = reason_to_reject(trainer.policy.state(), report, trainer.settings.max_kl)
-        path = self.path(lineage.number)
+        path, sha256 = checkpoint.write(self._directory / str(lineage.number), trainer, self._base_model, stream)
         self._registry.versions.add(
             NewVersion(
                 policy=self._policy,
@@ -68,7 +70,7 @@ class Publisher:
                 parent=lineage.parent,
                 epoch=lineage.epoch,
                 update_count=report.number,
-                sha256=checkpoint.write(path, trainer, self._base_model, stream),
+                sha256=sha256,
                 path=str(path),
                 position={str(part): offset for part, offset in stream["positions"].items()},
                 metrics=report.metrics(),

@@ -38,12 +38,13 @@ class Publisher:
 
     Args:
         home: the home of a running service.
+        database_url: its registry, if that is not in the home.
         scale: the size of LoRA B; large enough to change greedy answers.
     """
 
-    def __init__(self, home: Path, scale: float = 0.03) -> None:
+    def __init__(self, home: Path, scale: float = 0.03, database_url: str | None = None) -> None:
         self._store = home / "adapters" / "riacho"
-        self._registry = Registry.open(f"sqlite:///{home / 'registry.db'}")
+        self._registry = Registry.open(database_url or f"sqlite:///{home / 'registry.db'}")
         self._scale = scale
         torch.manual_seed(0)  # for LoRA A
         self._model = get_peft_model(
@@ -54,14 +55,14 @@ class Publisher:
         assert lease is not None
         self._lease: Lease = lease
 
-    def write(self, number: int) -> Path:
-        """The adapter of a version, drawn from its number."""
+    def write(self, number: int, directory: str | None = None) -> Path:
+        """The adapter of a version, drawn from its number; in a directory of that name, or of another."""
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 if "lora_B" in name:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * self._scale)
-        path = self._store / str(number)
+        path = self._store / (directory or str(number))
         save_adapter(self._model, path)
         return path
 

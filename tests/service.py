@@ -85,19 +85,26 @@ class Service:
         home: state and keys; an existing directory.
         command: `serve` (the API alone) or `up` (API and learner).
         extra: RIACHO_* variables on top; None takes one away.
+        name: tells apart services that share a home.
     """
 
-    def __init__(self, home: Path, command: str = "serve", extra: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        command: str = "serve",
+        extra: Mapping[str, str | None] | None = None,
+        name: str = "output",
+    ) -> None:
         self.home = home
         self.admin_key, self.client_key = "test-admin-key", "test-client-key"
         self._command = command
         self._extra = dict(extra or {})
-        self._output = home / "output.log"
+        self._output = home / f"{name}.log"
         self._http: list[httpx.Client] = []
 
     def __enter__(self) -> Self:
         if self._command == "serve":
-            upgrade(f"sqlite:///{self.home / 'registry.db'}")
+            upgrade(self.database_url)
         self.start()
         return self
 
@@ -144,6 +151,11 @@ class Service:
         self._kill_group(number)
         return self._process.wait(STOP_S)
 
+    @property
+    def pid(self) -> int:
+        """The process that was started; with `serve` the API itself."""
+        return self._process.pid
+
     def restart(self) -> None:
         """Kill it without warning and start it again on the same home."""
         self.kill()
@@ -176,7 +188,11 @@ class Service:
 
     def registry(self) -> Registry:
         """The service's registry, from outside; close it."""
-        return Registry.open(f"sqlite:///{self.home / 'registry.db'}")
+        return Registry.open(self.database_url)
+
+    @property
+    def database_url(self) -> str:
+        return self._extra.get("RIACHO_DATABASE_URL") or f"sqlite:///{self.home / 'registry.db'}"
 
     def add_client(self, plain: str, store_content: bool = True) -> str:
         """Another client's key; its id."""

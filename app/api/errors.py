@@ -8,9 +8,8 @@ from typing import Any
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import ResponseSpec
-from sqlalchemy.exc import OperationalError
 
-from app.errors import InvalidRequest, RiachoError, Unavailable
+from app.errors import InvalidRequest, RiachoError
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +63,6 @@ def http_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[dict
     return Response({"error": body}, status_code=error.status_code, headers=error.headers)
 
 
-def database_error(_: Request[Any, Any, Any], error: OperationalError) -> Response[dict[str, Any]]:
-    """The registry is away, locked or full: the caller may try again."""
-    log.error("the registry failed: %s", error.orig)
-    unavailable = Unavailable("the registry cannot be used now; send the request again in a moment")
-    return Response(unavailable.body(), status_code=unavailable.status)
-
-
 def too_deep(_: Request[Any, Any, Any], error: RecursionError) -> Response[dict[str, Any]]:
     """Only a body can be nested without end."""
     log.warning("a body is nested too deeply: %s", error)
@@ -87,7 +79,6 @@ HANDLERS: dict[Any, Any] = {
     RiachoError: riacho_error,
     ValidationException: validation_error,
     HTTPException: http_error,
-    OperationalError: database_error,
     RecursionError: too_deep,
     Exception: unexpected_error,
 }

@@ -55,7 +55,7 @@ class VllmClient:
         self._store = store
         self._slots = slots
         self._held: set[int] = set()  # names that the server may have
-        self._loaded: set[int] = set()  # those of them that are proved
+        self._loaded: dict[int, Adapter] = {}  # those of them that are proved
         self._http = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
@@ -100,7 +100,7 @@ class VllmClient:
             raise AdapterRejected(f"{adapter.name} belongs to another policy than {self._policy}.")
         if adapter.version in self._loaded:
             return  # a version never changes, so it is the same
-        require_slot(adapter, self._loaded, self._slots)
+        require_slot(adapter, self._loaded.keys(), self._slots)
         await asyncio.to_thread(check_adapter, adapter, self._shapes)
         probe = await asyncio.to_thread(Probe.read, adapter.path)
         self._held.add(adapter.version)
@@ -115,12 +115,12 @@ class VllmClient:
         response = await self._post("/v1/unload_lora_adapter", {"lora_name": self._name(version)})
         if response.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
             raise refusal(response.status_code, _json(response))
-        self._loaded.discard(version)
+        self._loaded.pop(version, None)
         self._held.discard(version)
 
     def adapter(self, version: int) -> Adapter:
-        """A version as it lies in the store."""
-        return Adapter(self._policy, version, self._store / str(version))
+        """A loaded version as it lies in the store."""
+        return self._loaded[version]
 
     def loaded(self) -> frozenset[int]:
         """The versions that this server has proved."""
@@ -132,7 +132,8 @@ class VllmClient:
 
     async def refresh(self) -> None:
         """Find out which versions the server has lost; raises EngineLost."""
-        self._loaded &= dict(self._own(await self._served())).keys()
+        served = dict(self._own(await self._served()))
+        self._loaded = {version: adapter for version, adapter in self._loaded.items() if version in served}
 
     async def healthy(self) -> bool:
         """Whether the server says within seconds that it can answer; raises EngineLost if nothing is there."""
@@ -154,12 +155,12 @@ class VllmClient:
     async def _reconcile(self) -> None:
         """Take over what the server holds from before, where it proves to be what this store has."""
         served = dict(self._own(await self._served()))
-        self._held, self._loaded = set(served), set()
+        self._held, self._loaded = set(served), {}
         for version, path in served.items():
-            adapter = self.adapter(version)
+            adapter = Adapter(self._policy, version, path)
             try:
-                if path != adapter.path:
-                    raise AdapterRejected(f"it is from {path}, not from {adapter.path}")
+                if path.parent != self._store:
+                    raise AdapterRejected(f"it is from {path}, not from {self._store}")
                 await self._prove(adapter, await asyncio.to_thread(Probe.read, path))
             except AdapterRejected as error:
                 log.warning("%s holds %s, which is unloaded: %s", self.url, adapter.name, error.message)
@@ -178,7 +179,7 @@ class VllmClient:
         except AdapterRejected:
             await self.unload(adapter.version)
             raise
-        self._loaded.add(adapter.version)
+        self._loaded[adapter.version] = adapter
 
     async def _served(self) -> dict[str, str]:
         """The adapters that the server has names for, and their paths."""
@@ -209,7 +210,7 @@ class VllmClient:
     async def _refusal(self, response: httpx.Response, version: int) -> RiachoError:
         await response.aread()
         if response.status_code == httpx.codes.NOT_FOUND and version != BASE_VERSION:
-            self._loaded.discard(version)  # the server has been restarted, or another app has unloaded it
+            self._loaded.pop(version, None)  # the server has been restarted, or another app has unloaded it
             return VersionMissing(f"{self._name(version)} is being loaded again; retry in a moment.")
         return refusal(response.status_code, _json(response))
 

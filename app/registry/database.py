@@ -1,5 +1,6 @@
 """The database under the registry: engines, transactions, and the revision of the schema."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,16 +14,23 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from pydantic_core import to_json
 from sqlalchemy import Connection, CursorResult, Engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import UpdateBase
 
 import migrations
 from app.errors import SetupError
+from app.registry.errors import RegistryUnavailable
 
 Clock = Callable[[], datetime]
 
+log = logging.getLogger(__name__)
+
 BUSY_TIMEOUT_MS = 30_000
+CONNECT_TIMEOUT_S = 5
+# A process that is frozen inside a transaction must not hold its row locks, such as the one on a lease, for ever.
+IDLE_TRANSACTION_MS = 10_000
 # Any number that no other program on the same server uses: it makes upgrades wait for each other.
 UPGRADE_LOCK = 0x72696163686F
 
@@ -33,7 +41,10 @@ def utc_now() -> datetime:
 
 
 class Database:
-    """Sessions on one engine, each of them one transaction that commits at the end of its block."""
+    """Sessions on one engine, each of them one transaction that commits at the end of its block.
+
+    Both kinds raise RegistryUnavailable where the database cannot be used now.
+    """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
@@ -43,17 +54,31 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A transaction that only reads."""
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+        with _explained(), Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A transaction that may write; on SQLite it waits here for the other writers."""
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with _explained(), Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except PoolTimeout as error:
+        raise RegistryUnavailable("every connection to the registry is in use; try again in a moment") from error
+    except DBAPIError as error:
+        # A connection that the server cut while it was idle fails with other types too.
+        if isinstance(error, OperationalError) or error.connection_invalidated:
+            log.warning("the registry failed: %s", error.orig)
+            raise RegistryUnavailable("the registry cannot be used now; try again in a moment") from error
+        raise
 
 
 def changed(session: Session, statement: UpdateBase) -> int:
@@ -77,7 +102,13 @@ def make_engine(url: str) -> Engine:
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         try:
             return sqlalchemy.create_engine(
-                parsed.set(drivername="postgresql+psycopg"), json_serializer=_to_json, pool_pre_ping=True
+                parsed.set(drivername="postgresql+psycopg"),
+                json_serializer=_to_json,
+                pool_pre_ping=True,
+                connect_args={
+                    "connect_timeout": CONNECT_TIMEOUT_S,
+                    "options": f"-c idle_in_transaction_session_timeout={IDLE_TRANSACTION_MS}",
+                },
             )
         except ModuleNotFoundError as error:
             raise SetupError("a PostgreSQL registry needs psycopg: pip install 'psycopg[binary]'") from error
@@ -88,7 +119,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
     """Migrate to the newest revision and return (from, to); several processes may call it at once.
 
     It is one transaction: after a failure the database is as it was. Raises SetupError where the
-    database cannot be reached or is newer than this code.
+    database cannot be opened or is newer than this code, RegistryUnavailable where PostgreSQL is away.
     """
     with _connected(url, writes=True) as connection:
         if connection.dialect.name == "postgresql":
@@ -124,7 +155,9 @@ def _connected(url: str, *, writes: bool = False) -> Iterator[Connection]:
         connection = engine.connect()
     except DBAPIError as error:
         shown = engine.url.render_as_string(hide_password=True)
-        raise SetupError(f"cannot open the registry's database {shown}: {error.orig}") from error
+        # A server may be back in a moment; a file that cannot be opened stays so.
+        kind = SetupError if engine.dialect.name == "sqlite" else RegistryUnavailable
+        raise kind(f"cannot open the registry's database {shown}: {error.orig}") from error
     try:
         with connection, connection.begin():
             yield connection

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from app.registry.database import Database
+from app.registry.leases import fence
 from app.registry.models import Completion, Update
-from app.registry.records import CompletionRow, CompletionState, UpdateRow, record_of, values_of
+from app.registry.records import CompletionRow, CompletionState, Lease, UpdateRow, record_of, values_of
 
 
 class ProjectionStore:
-    """Every write sets what the log says and can be repeated. One process writes for a policy: the learner.
+    """Every write sets what the log says and can be repeated. One process writes for a policy: the learner, whose
+    lease fences each write (LeaseLost): one that was paused too long must not undo what its successor has shown.
 
     Update numbers are a policy's own and never used twice, also not after a rollback.
     """
@@ -18,11 +20,14 @@ class ProjectionStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def save(self, policy: str, completions: Sequence[CompletionRow], updates: Sequence[UpdateRow]) -> None:
+    def save(
+        self, policy: str, completions: Sequence[CompletionRow], updates: Sequence[UpdateRow], lease: Lease
+    ) -> None:
         """Insert rows, or replace those with the same key, in one transaction; made for batches up to 200."""
         by_id = {row.id: values_of(row) for row in completions}
         by_number = {row.number: values_of(row) for row in updates}
         with self._database.write() as session:
+            fence(session, self._database, lease)
             if by_id:
                 session.execute(sa.delete(Completion).where(Completion.id.in_(by_id)))
                 session.execute(sa.insert(Completion), list(by_id.values()))
@@ -30,9 +35,12 @@ class ProjectionStore:
                 session.execute(sa.delete(Update).where(Update.policy == policy, Update.number.in_(by_number)))
                 session.execute(sa.insert(Update), list(by_number.values()))
 
-    def set_outcome(self, policy: str, session_ids: Sequence[str], state: CompletionState, update: int | None) -> None:
+    def set_outcome(
+        self, policy: str, session_ids: Sequence[str], state: CompletionState, update: int | None, lease: Lease
+    ) -> None:
         """Say what became of the completions of these sessions that still wait."""
         with self._database.write() as session:
+            fence(session, self._database, lease)
             session.execute(
                 sa.update(Completion)
                 .where(
@@ -43,9 +51,10 @@ class ProjectionStore:
                 .values(state=state, rollout_update=update)
             )
 
-    def set_published(self, policy: str, updates: Sequence[int], version: int) -> None:
+    def set_published(self, policy: str, updates: Sequence[int], version: int, lease: Lease) -> None:
         """Name the version that these updates went into, on them and on what they were trained on."""
         with self._database.write() as session:
+            fence(session, self._database, lease)
             session.execute(
                 sa.update(Update).where(Update.policy == policy, Update.number.in_(updates)).values(version=version)
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from app.events.schema import Event
@@ -82,6 +83,11 @@ class VersionRecord:
     pinned: bool
     created_at: datetime
     deleted_at: datetime | None
+
+    @property
+    def directory(self) -> str:
+        """The name of its directory in the policy's part of the adapter store, wherever that is mounted."""
+        return PurePath(self.path).name
 
 
 @dataclass(frozen=True, slots=True)

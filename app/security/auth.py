@@ -11,6 +11,7 @@ from litestar.middleware import AbstractAuthenticationMiddleware, Authentication
 
 from app.errors import Forbidden, Unauthorized
 from app.registry import Registry
+from app.registry.errors import RegistryUnavailable
 from app.registry.records import KeyRecord
 
 REMEMBER_S = 2.0
@@ -25,7 +26,10 @@ NOBODY = KeyRecord(
 
 
 class Authenticator:
-    """Finds the key behind a bearer token; a revoked key works for `REMEMBER_S` at most."""
+    """Finds the key behind a bearer token; a revoked key works for `REMEMBER_S` at most.
+
+    While the registry is away nobody can revoke a key, and known ones go on working.
+    """
 
     def __init__(self, registry: Registry, enabled: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = registry
@@ -34,19 +38,24 @@ class Authenticator:
         self._seen: dict[str, tuple[float, KeyRecord]] = {}
 
     async def key(self, authorization: str | None) -> KeyRecord:
-        """Raises Unauthorized without a valid key."""
+        """Raises Unauthorized without a valid key, RegistryUnavailable where a new one cannot be looked up now."""
         if not self._enabled:
             return NOBODY
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthorized("an API key is needed: send the header `Authorization: Bearer KEY`")
         now = self._clock()
-        at, record = self._seen.get(token, (0.0, None))
-        if record is not None and now - at < REMEMBER_S:
-            return record
-        self._seen.pop(token, None)
-        record = await to_thread.run_sync(self._registry.keys.find, token)
+        at, seen = self._seen.get(token, (0.0, None))
+        if seen is not None and now - at < REMEMBER_S:
+            return seen
+        try:
+            record = await to_thread.run_sync(self._registry.keys.find, token)
+        except RegistryUnavailable:
+            if seen is None:
+                raise
+            record = seen
         if record is None:
+            self._seen.pop(token, None)
             raise Unauthorized("the API key is unknown or revoked; ask an operator for one")
         self._seen[token] = (now, record)
         return record

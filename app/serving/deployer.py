@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable
 
 from anyio import to_thread
-from sqlalchemy.exc import OperationalError
 
 from app.errors import AdapterRejected, Conflict, Unavailable
 from app.registry import Registry
@@ -15,6 +13,7 @@ from app.registry.records import Lease, VersionRecord
 from app.serving.versions import Versions
 
 CLEAN_EVERY_S = 5.0
+HELD_UP_S = 1.0
 ACTOR = "deployer"
 
 log = logging.getLogger(__name__)
@@ -46,8 +45,9 @@ class Deployer:
         while True:
             try:
                 await self._round(clock)
-            except (OperationalError, AdapterRejected, Unavailable) as error:
+            except (AdapterRejected, Unavailable) as error:
                 log.warning("deploying is held up: %s", error)
+                await asyncio.sleep(HELD_UP_S)
             await asyncio.sleep(poll_s)
 
     async def _round(self, clock: Callable[[], float]) -> None:
@@ -98,7 +98,7 @@ class Deployer:
             await to_thread.run_sync(self._registry.versions.mark_deleted, self._policy, version.number)
         except Conflict:
             return
-        await to_thread.run_sync(lambda: shutil.rmtree(self._versions.path(version.number), ignore_errors=True))
+        await to_thread.run_sync(self._versions.delete_files, version)
 
     async def _holds_lease(self, now: float) -> bool:
         if self._lease is not None and now < self._renew_at:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from anyio import to_thread
-from sqlalchemy.exc import OperationalError
 
 from app.events.log import EventRefused, EventSink, LogUnavailable
 from app.events.schema import Event
 from app.registry import Registry
+from app.registry.errors import RegistryUnavailable
 from app.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Relay:
         await self._log.append(event)
 
     async def deliver(self, event: Event) -> None:
-        """Append one promised event; if the log is away it stays promised and is appended later.
+        """Append one promised event; if the log or the registry is away it stays promised and is appended later.
 
         One that the log will never take is lost, and counted: its promise must not be tried for ever.
         """
@@ -52,15 +52,18 @@ class Relay:
             self._metrics.lost_events.inc()
             self._metrics.refused_events.inc()
             log.error("event %s is dropped: %s", event.event_id, error)
-        await to_thread.run_sync(self._outbox.mark_appended, event.event_id)
+        try:
+            await to_thread.run_sync(self._outbox.mark_appended, event.event_id)
+        except RegistryUnavailable as error:
+            log.warning("event %s is on the log and will be appended once more: %s", event.event_id, error)
 
     async def run(self, poll_s: float = 1.0) -> None:
         """Deliver promises older than the grace that their own request has, until cancelled."""
         while True:
             try:
                 await self._deliver_left()
-            except OperationalError as error:
-                log.warning("the outbox cannot be read: %s", error.orig)
+            except RegistryUnavailable as error:
+                log.warning("the outbox cannot be read: %s", error)
             await asyncio.sleep(poll_s)
 
     async def _deliver_left(self) -> None:

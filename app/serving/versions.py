@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from anyio import to_thread
 from app.engines.base import BASE_VERSION, Adapter, Engine
 from app.errors import NotFound, Unavailable
 from app.registry import Registry
+from app.registry.records import VersionRecord
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,11 @@ class Versions:
     def name(self, version: int) -> str:
         return f"{self._policy}@{version or 'base'}"
 
-    def path(self, version: int) -> Path:
-        return self._directory / str(version)
+    def delete_files(self, version: VersionRecord) -> None:
+        """Delete a version's files, and what attempts to write it have left behind."""
+        left = (*self._directory.glob(f"{version.number}.*"), *self._directory.glob(f".{version.number}.*.part"))
+        for path in (self._directory / version.directory, *left):
+            shutil.rmtree(path, ignore_errors=True)
 
     def in_use(self) -> frozenset[int]:
         """Versions that a lease or the pointer holds."""
@@ -140,8 +145,9 @@ class Versions:
     async def _load(self, version: int) -> None:
         if version == BASE_VERSION or version in self._engine.loaded():
             return
+        record = await to_thread.run_sync(self._registry.versions.get, self._policy, version)
         await self._make_room()
-        await self._engine.load(Adapter(self._policy, version, self.path(version)))
+        await self._engine.load(Adapter(self._policy, version, self._directory / record.directory))
 
     async def _make_room(self) -> None:
         """Unload the version idle for longest if every slot is taken."""

@@ -60,7 +60,7 @@ class Home:
         self.settings = TrainingSettings(**settings)
         self.lease = self.take_lease("one")
         self.learner = self.new_learner()
-        self.learner.resume()
+        self.learner.resume(self.lease)
 
     def take_lease(self, holder: str) -> Lease:
         lease = self.registry.leases.acquire("learner:riacho", holder, 600)
@@ -80,7 +80,7 @@ class Home:
             asyncio.run(self.log.append(event))
 
     def learn(self) -> None:
-        self.learner.run(self.lease, lambda: True, stop_at_end)
+        self.learner.run(lambda: True, stop_at_end)
 
     def bytes_now(self) -> dict[str, bytes]:
         """Policy, critic, optimizers and running numbers as they stand."""
@@ -304,7 +304,7 @@ def test_a_rejection_restores_the_parent_and_a_resume_repeats_it(tmp_path: Path,
     for name in (checkpoint.ADAPTER, checkpoint.CRITIC, checkpoint.OPTIMIZER):
         assert before[name] == (home.publisher.path(accepted) / name).read_bytes()
     home.learner = home.new_learner()
-    home.learner.resume()
+    home.learner.resume(home.lease)
     home.learn()
     assert home.bytes_now() == before
     assert states(home) == numbers

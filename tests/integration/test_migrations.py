@@ -1,7 +1,7 @@
 """The registry's migrations: they build what the models say, and old and new code refuse each other's databases."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -14,14 +14,6 @@ from app.errors import SetupError
 from app.registry import Registry, revisions, upgrade
 from app.registry.database import make_engine
 from app.registry.models import Base
-
-DATABASES: dict[str, Callable[[Path], str]] = {"sqlite": lambda folder: f"sqlite:///{folder / 'registry.db'}"}
-
-
-@pytest.fixture(params=DATABASES)
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database without tables."""
-    return DATABASES[request.param](tmp_path)
 
 
 @contextmanager

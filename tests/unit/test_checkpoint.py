@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from datetime import timedelta
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from app.errors import SetupError
 from app.events.log import Position
 from app.probe import Probe
+from app.registry.errors import LeaseLost
 from app.settings import TINY_MODEL
 from learner import checkpoint
 from learner.joins import Joined, Joins
@@ -107,13 +109,14 @@ def test_going_back_to_a_checkpoint_forgets_what_came_after(tmp_path: Path) -> N
 def test_files_on_disk_are_the_serialised_bytes_and_the_hash_is_over_them(tmp_path: Path) -> None:
     """The hash is SHA-256 over a line of name and length and the bytes, file by file in the documented order."""
     trainer = new_trainer()
-    returned = checkpoint.write(tmp_path / "store" / "1", trainer, BASE, STREAM)
+    path, sha256 = checkpoint.write(tmp_path / "store" / "1", trainer, BASE, STREAM)
+    assert path == tmp_path / "store" / "1"
     contents = {path.name: path.read_bytes() for path in (tmp_path / "store" / "1").iterdir()}
     assert contents == _bytes(trainer)
     sha = hashlib.sha256()
     for name in checkpoint.FILES:
         sha.update(f"{name} {len(contents[name])}\n".encode() + contents[name])
-    assert returned == sha.hexdigest()
+    assert sha256 == sha.hexdigest()
 
 
 @pytest.mark.parametrize("name", checkpoint.FILES)
@@ -125,16 +128,36 @@ def test_hash_depends_on_every_file(name: str) -> None:
     assert checkpoint.digest(renamed) != checkpoint.digest(contents)
 
 
-def test_directory_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
-    """A version's directory without a registered version, and the half-written one beside it, leave no trace."""
+def test_nothing_is_ever_replaced(tmp_path: Path) -> None:
+    """Where other files have the name the next free one is taken, and the same files are used as they are."""
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "adapter_model.safetensors").write_bytes(b"another attempt's")
     trainer = new_trainer()
-    for orphan in (tmp_path / "3", tmp_path / ".3.part"):
-        orphan.mkdir()
-        (orphan / "adapter_model.safetensors").write_bytes(b"half")
-        (orphan / "left.over").write_bytes(b"x")
-    checkpoint.write(tmp_path / "3", trainer, BASE, STREAM)
-    assert [path.name for path in tmp_path.iterdir()] == ["3"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "3").iterdir()} == _bytes(trainer)
+    path, sha256 = checkpoint.write(tmp_path / "3", trainer, BASE, STREAM)
+    assert path == tmp_path / "3.1"
+    changed = [entry.stat().st_ctime_ns for entry in path.iterdir()]
+    assert checkpoint.write(tmp_path / "3", trainer, BASE, STREAM) == (path, sha256)
+    assert [entry.stat().st_ctime_ns for entry in path.iterdir()] == changed
+    assert checkpoint.write(tmp_path / "3", trainer, BASE, {**STREAM, "other": 1})[0] == tmp_path / "3.2"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["3", "3.1", "3.2"]
+    assert (tmp_path / "3" / "adapter_model.safetensors").read_bytes() == b"another attempt's"
+
+
+def test_files_cleaned_up_while_they_are_written_mean_a_lost_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner that slept until its version was cleaned up starts again instead of calling its settings wrong."""
+    sync = os.fsync
+
+    def clean_up(handle: int) -> None:
+        sync(handle)
+        for left in tmp_path.glob(".3.*.part"):
+            shutil.rmtree(left)
+
+    monkeypatch.setattr(os, "fsync", clean_up)
+    with pytest.raises(LeaseLost, match="another learner is at work"):
+        checkpoint.write(tmp_path / "3", new_trainer(), BASE, STREAM)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_full_disk_is_a_setup_error_and_leaves_no_version_directory(
@@ -152,7 +175,7 @@ def test_full_disk_is_a_setup_error_and_leaves_no_version_directory(
     with pytest.raises(SetupError, match="No space left on device") as caught:
         checkpoint.write(tmp_path / "3", new_trainer(), BASE, STREAM)
     assert str(tmp_path / "3") in str(caught.value)
-    assert not (tmp_path / "3").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_file_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from app.registry import Registry
 from app.registry.database import make_engine
 from app.registry.errors import LeaseLost
 from app.registry.models import UtcDateTime
-from app.registry.records import CompletionRow, UpdateRow
+from app.registry.records import CompletionRow, Lease, UpdateRow
 
 pytest_plugins = ["test_registry_support"]
 
@@ -197,13 +198,13 @@ def contents(registry: Registry) -> tuple[Sequence[CompletionRow], Sequence[Upda
     return registry.projections.session("p", "s"), registry.projections.updates("p")
 
 
-def test_projection_follows_a_completion_to_its_version(registry: Registry) -> None:
+def test_projection_follows_a_completion_to_its_version(registry: Registry, lease: Lease) -> None:
     """A completion waits, is trained in an update, and then names the version that learned from it."""
     projections = registry.projections
     other = completion("c2", session_id="other", output=None, messages=None)
-    projections.save("p", [completion("c" * 300), other], [update_row(1)])
-    projections.set_outcome("p", ["s"], "trained", 1)
-    projections.set_published("p", [1], 4)
+    projections.save("p", [completion("c" * 300), other], [update_row(1)], lease)
+    projections.set_outcome("p", ["s"], "trained", 1, lease)
+    projections.set_published("p", [1], 4, lease)
     expected = completion("c" * 300, state="trained", rollout_update=1, trained_version=4)
     assert projections.completion("c" * 300) == expected
     assert projections.session("p", "s") == [expected]
@@ -213,23 +214,23 @@ def test_projection_follows_a_completion_to_its_version(registry: Registry) -> N
     assert projections.update("p", 2) is None
 
 
-def test_outcome_is_given_once(registry: Registry) -> None:
+def test_outcome_is_given_once(registry: Registry, lease: Lease) -> None:
     """A completion that no longer waits keeps its outcome."""
-    registry.projections.save("p", [completion("a", state="not_trainable"), completion("b")], [])
-    registry.projections.set_outcome("p", ["s"], "expired", None)
-    registry.projections.set_outcome("p", ["s"], "trained", 1)
+    registry.projections.save("p", [completion("a", state="not_trainable"), completion("b")], [], lease)
+    registry.projections.set_outcome("p", ["s"], "expired", None, lease)
+    registry.projections.set_outcome("p", ["s"], "trained", 1, lease)
     assert [row.state for row in registry.projections.session("p", "s")] == ["not_trainable", "expired"]
 
 
-def test_replay_writes_the_same_rows(registry: Registry) -> None:
+def test_replay_writes_the_same_rows(registry: Registry, lease: Lease) -> None:
     """Saving, judging and publishing again in the order of the log ends with the same tables."""
 
     def fold() -> None:
         for start in (0, 200):
             rows = [completion(f"c{n:03}") for n in range(start, start + 200)]
-            registry.projections.save("p", [*rows, rows[0]], [update_row(start + 1)])
-        registry.projections.set_outcome("p", ["s"], "trained", 1)
-        registry.projections.set_published("p", [1, 201], 2)
+            registry.projections.save("p", [*rows, rows[0]], [update_row(start + 1)], lease)
+        registry.projections.set_outcome("p", ["s"], "trained", 1, lease)
+        registry.projections.set_published("p", [1, 201], 2, lease)
 
     fold()
     once = contents(registry)
@@ -238,9 +239,28 @@ def test_replay_writes_the_same_rows(registry: Registry) -> None:
     assert len(once[0]) == 400
 
 
-def test_updates_are_listed_newest_first_in_pages(registry: Registry) -> None:
+def test_a_fenced_learner_shows_nothing(registry: Registry, lease: Lease, clock: Clock) -> None:
+    """After a takeover the former learner's writes are refused, and what its successor shows stays."""
+    clock.tick(3601)
+    new = registry.leases.acquire("learner:p", "two", 3600)
+    assert new is not None
+    registry.projections.save("p", [completion("c")], [update_row(1)], new)
+    registry.projections.set_outcome("p", ["s"], "trained", 1, new)
+    registry.projections.set_published("p", [1], 4, new)
+    shown = contents(registry)
+    for write in (
+        lambda: registry.projections.save("p", [completion("c")], [update_row(1)], lease),
+        lambda: registry.projections.set_outcome("p", ["s"], "dropped", None, lease),
+        lambda: registry.projections.set_published("p", [1], 5, lease),
+    ):
+        with pytest.raises(LeaseLost, match="one no longer holds"):
+            write()
+    assert contents(registry) == shown
+
+
+def test_updates_are_listed_newest_first_in_pages(registry: Registry, lease: Lease) -> None:
     """updates() goes down from the newest, and `before` continues it."""
-    registry.projections.save("p", [], [update_row(n) for n in range(1, 6)])
+    registry.projections.save("p", [], [update_row(n) for n in range(1, 6)], lease)
     assert [row.number for row in registry.projections.updates("p", 2)] == [5, 4]
     assert [row.number for row in registry.projections.updates("p", 2, before=4)] == [3, 2]
 
@@ -268,11 +288,9 @@ def test_times_without_an_offset_are_refused() -> None:
         UtcDateTime().process_bind_param(datetime(2026, 1, 1), sqlite.dialect())
 
 
-def test_sqlite_is_durable_and_checks_references(registry: Registry, database_url: str) -> None:
+def test_sqlite_is_durable_and_checks_references(tmp_path: Path) -> None:
     """SQLite connections use the write-ahead log, full syncs, foreign keys and a patient lock."""
-    engine = make_engine(database_url)
-    if engine.dialect.name != "sqlite":
-        pytest.skip("about SQLite's own settings")
+    engine = make_engine(f"sqlite:///{tmp_path / 'registry.db'}")
     with engine.connect() as connection:
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = [connection.execute(text(f"PRAGMA {name}")).scalar() for name in pragmas]

@@ -1,21 +1,16 @@
-"""What the registry's tests share: a registry on each database, a clock that stands still, and builders.
-
-A second entry in DATABASES runs every registry test on that database too.
-"""
+"""What the registry's tests share: a registry on each database, a clock that stands still, and builders."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.events.schema import FeedbackEvent, RollbackEvent
-from app.registry import Registry, upgrade
+from app.registry import Registry
 from app.registry.records import Lease, NewFeedback, NewVersion, VersionRecord
 
-DATABASES: dict[str, Callable[[Path], str]] = {"sqlite": lambda folder: f"sqlite:///{folder / 'registry.db'}"}
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
 
@@ -35,14 +30,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture(params=DATABASES)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A migrated database of this test's own, without rows."""
-    url = DATABASES[request.param](tmp_path)
-    upgrade(url)
-    return url
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Versions and the live pointer: fenced writers, one live version, rollback in one piece."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -202,6 +203,37 @@ def test_rollback_race_gives_each_its_epoch(registry: Registry, lease: Lease) ->
         moved = list(pool.map(lambda _: registry.versions.rollback("p", 1, "a", "r", rollback_event(1)), range(8)))
     assert sorted(move.epoch for move in moved) == list(range(1, 9))
     assert registry.policies.get("p").epoch == 8
+
+
+def test_moves_at_once_form_one_chain(registry: Registry, lease: Lease) -> None:
+    """Publishing and rolling back from 12 threads: every move starts where the one before it ended.
+
+    A version of an epoch that is over never goes live but by a rollback to it.
+    """
+    for number in range(1, 41):
+        registry.versions.add(new_version(number), lease)
+
+    def move(n: int) -> None:
+        epoch = registry.policies.get("p").epoch
+        if n % 5:
+            registry.versions.make_live("p", n, "deployer", "loaded", epoch)
+        else:
+            registry.versions.rollback("p", n // 2 if n % 10 else 0, "ann", "worse", rollback_event(n))
+            latest = registry.versions.latest_number("p")
+            with suppress(Conflict):  # another thread took the number, or the epoch has moved on
+                registry.versions.add(new_version(latest + 1, epoch=epoch + 1, sha256=f"{n:064x}"), lease)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(move, range(1, 61)))
+    moves = registry.versions.deployments("p")[::-1]
+    assert [move.from_version for move in moves] == [0, *(move.to_version for move in moves[:-1])]
+    assert sum(move.kind == "rollback" for move in moves) == registry.policies.get("p").epoch == 12
+    assert [move.epoch for move in moves] == sorted(move.epoch for move in moves)
+    epochs = {version.number: version.epoch for version in registry.versions.list("p")}
+    assert all(epochs[move.to_version] == move.epoch for move in moves if move.kind == "publish")
+    pointer = registry.policies.get("p").live_version
+    assert pointer == moves[-1].to_version
+    assert [number for number, state in states(registry).items() if state == "live"] == ([pointer] if pointer else [])
 
 
 def test_the_live_version_cannot_be_rejected(registry: Registry, lease: Lease) -> None:

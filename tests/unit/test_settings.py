@@ -154,6 +154,23 @@ def test_no_authentication_only_on_the_loopback(host: str, allowed: bool) -> Non
         assert "auth = false" in _refused(**sources)
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("postgresql+psycopg://me:topsecret@host:5432/riacho", "postgresql+psycopg://me:***@host:5432/riacho"),
+        ("postgresql://me:top/sec@ret@host/riacho?sslmode=require", "postgresql://me:***@host/riacho?sslmode=require"),
+        ("postgresql://host/riacho?password=topsecret&user=me", "postgresql://host/riacho?password=***&user=me"),
+        ("postgresql://me@host:5432/riacho", "postgresql://me@host:5432/riacho"),
+        ("sqlite:////srv/riacho/registry.db", "sqlite:////srv/riacho/registry.db"),
+    ],
+)
+def test_passwords_in_addresses_are_not_shown(given: str, shown: str) -> None:
+    """The registry's address is used with its password and shown without."""
+    settings, resolved = _load(env={"RIACHO_DATABASE_URL": given})
+    assert settings.resolved_database_url == given
+    assert resolved.values["database_url"] == shown
+
+
 def test_secrets_are_not_shown() -> None:
     """The resolved values are printed at start; keys are not in them."""
     settings, resolved = _load(env={"RIACHO_ADMIN_KEY": "topsecret", "RIACHO_CLIENT_KEY": "alsosecret"})
