@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.config import load, show_settings
+from app.doctor import examine, show_findings
 from app.engines.vllm_command import VllmServer, reasons
 from app.errors import RiachoError, SetupError
 from app.events.open import open_log
@@ -170,6 +171,16 @@ def log_replay(id: int) -> None:
     except KeyError:
         raise SetupError(f"there is no dead letter {id}; `riacho log dead` lists them") from None
     click.echo(f"dead letter {id} is on the log again at {position}")
+
+
+@cli.command()
+@settings_options
+@click.option("--json", "as_json", is_flag=True)
+def doctor(as_json: bool, **options: Any) -> None:
+    """Look at all that this installation depends on; say what is wrong and what to do. Status 1 if something is."""
+    findings = asyncio.run(examine(options))
+    show_findings(findings, as_json)
+    sys.exit(any(finding.status == "fail" for finding in findings))
 
 
 @cli.command()

@@ -5,6 +5,7 @@ Later sources win. A key that no process knows is an error, so that a typing mis
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from app.settings import AppSettings, SharedSettings
 ENV_PREFIX = "RIACHO_"
 LEARNER_ENV_PREFIX = "RIACHO_LEARNER_"
 CONFIG_FILE = "riacho.toml"
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^@]*@")
 
 S = TypeVar("S", bound=SharedSettings)
 Source = Literal["default", "file", "environment", "option"]
@@ -60,8 +62,13 @@ def load(cls: type[S], options: Mapping[str, Any], env: Mapping[str, str] | None
             sources[key] = source
     _refuse_unknown(set(merged), cls)
     settings = _validate(cls, {key: value for key, value in merged.items() if key in cls.model_fields})
-    values = _flatten(settings.model_dump(mode="json"))
+    values = {key: _masked(value) for key, value in _flatten(settings.model_dump(mode="json")).items()}
     return settings, Resolved(values, {key: sources.get(key, "default") for key in values})
+
+
+def _masked(value: Any) -> Any:
+    """Without the password of an address."""
+    return _PASSWORD.sub(r"\1***@", value) if isinstance(value, str) else value
 
 
 def _validate(cls: type[S], values: dict[str, Any]) -> S:
