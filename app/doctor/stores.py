@@ -21,21 +21,56 @@ MANY = 1000
 
 def check_stores(settings: AppSettings) -> list[Finding]:
     """The findings about registry and log; what needs one that cannot be opened is left unknown, and said to be."""
-    findings: list[Finding] = []
     with ExitStack() as stack:
-        registry = _registry(settings, findings, stack)
+        opened = _Opened(settings, stack)
+        database = "set RIACHO_DATABASE_URL, or run `riacho db upgrade` (`riacho up` does so itself)"
+        log = "set RIACHO_LOG_URL, start the broker, or restore the log from a backup"
+        findings = [look("database", database, opened.database), look("log", log, opened.log)]
+        registry, events = opened.registry, opened.events
         if registry is not None:
             findings += _registered(settings, registry)
-        events = _log(settings, registry, findings, stack)
         if events is not None:
             findings.append(look("dead letters", "see `riacho log dead`", lambda: dead_letters(events)))
-        if registry is None or events is None:
+        if registry is not None and events is not None:
+            mend = "mend the registry or the log"
+            findings.append(look("learner", mend, lambda: learner(settings.policy, registry, events)))
+        else:
             found = "not known without the registry and the log"
             findings.append(Finding("learner", "warn", found, "mend those first"))
-        else:
-            advice = "mend the registry or the log"
-            findings.append(look("learner", advice, lambda: learner(settings.policy, registry, events)))
-    return findings
+        return findings
+
+
+class _Opened:
+    """The registry and the log, None as long as they could not be opened; closed with `stack`."""
+
+    def __init__(self, settings: AppSettings, stack: ExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self.registry: Registry | None = None
+        self.events: EventLog | None = None
+
+    def database(self) -> Finding:
+        """Open the registry at this code's revision; raises SetupError."""
+        url = self._settings.resolved_database_url
+        missing = _missing_file(url)
+        if missing is not None:
+            raise SetupError(f"there is no registry at {missing}")
+        self.registry = self._stack.enter_context(closing(Registry.open(url)))
+        return Finding("database", "ok", "reachable, at this code's revision")
+
+    def log(self) -> Finding:
+        """Open the log and ask where it ends; raises SetupError or LogUnavailable."""
+        url = self._settings.resolved_log_url
+        missing = _missing_file(url)
+        if missing is not None:
+            policy = self._settings.policy
+            return _no_log(missing, self.registry is not None and self.registry.versions.latest_number(policy) > 0)
+        events = self._stack.enter_context(closing(open_log(url, self._settings.partitions)))
+        ends = events.end_positions()
+        self.events = events
+        scheme = url.partition(":")[0]
+        kind = "embedded" if scheme == "sqlite" else scheme
+        return Finding("log", "ok", f"{kind}, partitions: {len(ends)}, events: {sum(ends.values())}")
 
 
 def _registered(settings: AppSettings, registry: Registry) -> list[Finding]:
@@ -45,42 +80,6 @@ def _registered(settings: AppSettings, registry: Registry) -> list[Finding]:
         look("versions", restore, lambda: versions(settings, registry)),
         look("outbox", "mend the registry", lambda: outbox(settings.policy, registry)),
     ]
-
-
-def _registry(settings: AppSettings, findings: list[Finding], stack: ExitStack) -> Registry | None:
-    url = settings.resolved_database_url
-    opened: list[Registry] = []
-
-    def run() -> Finding:
-        missing = _missing_file(url)
-        if missing is not None:
-            raise SetupError(f"there is no registry at {missing}")
-        opened.append(stack.enter_context(closing(Registry.open(url))))
-        return Finding("database", "ok", "reachable, at this code's revision")
-
-    advice = "set RIACHO_DATABASE_URL, or run `riacho db upgrade` (`riacho up` does so itself)"
-    findings.append(look("database", advice, run))
-    return opened[0] if opened else None
-
-
-def _log(
-    settings: AppSettings, registry: Registry | None, findings: list[Finding], stack: ExitStack
-) -> EventLog | None:
-    opened: list[EventLog] = []
-
-    def run() -> Finding:
-        missing = _missing_file(settings.resolved_log_url)
-        if missing is not None:
-            return _no_log(missing, registry is not None and registry.versions.latest_number(settings.policy) > 0)
-        events = stack.enter_context(closing(open_log(settings.resolved_log_url, settings.partitions)))
-        ends = events.end_positions()
-        opened.append(events)
-        scheme = settings.resolved_log_url.partition(":")[0]
-        kind = "embedded" if scheme == "sqlite" else scheme
-        return Finding("log", "ok", f"{kind}, partitions: {len(ends)}, events: {sum(ends.values())}")
-
-    findings.append(look("log", "set RIACHO_LOG_URL, start the broker, or restore the log from a backup", run))
-    return opened[0] if opened else None
 
 
 def _no_log(path: Path, learned: bool) -> Finding:

@@ -414,10 +414,9 @@ def test_expressions_use_metrics_that_are_exported(where: str, expression: str) 
     assert set(re.findall(r'metric="(\w+)"', expression)) <= set(LEARNER_METRICS)
 
 
-def test_every_metric_is_on_the_dashboard() -> None:
-    """What is exported can be seen."""
+def test_the_learners_numbers_are_on_the_dashboard() -> None:
+    """Each that is exported can be seen."""
     shown = " ".join(expression for _, expression in expressions())
-    assert [name for name, family in REFERENCE.items() if not any(s in shown for s in exported(family))] == []
     assert [name for name in LEARNER_METRICS if f'metric="{name}"' not in shown] == []
 
 
