@@ -1,5 +1,6 @@
 """The `riacho` command."""
 
+import asyncio
 import logging
 import os
 import shlex
@@ -12,6 +13,7 @@ import click
 
 from app.cli_log import log_group
 from app.config import load, show_settings
+from app.doctor import examine, show_findings
 from app.engines.vllm_command import VllmServer, reasons
 from app.errors import RiachoError
 from app.registry import revisions, upgrade
@@ -132,6 +134,16 @@ def db_status() -> None:
 
 
 cli.add_command(log_group)
+
+
+@cli.command()
+@settings_options
+@click.option("--json", "as_json", is_flag=True)
+def doctor(as_json: bool, **options: Any) -> None:
+    """Look at all that this installation depends on; say what is wrong and what to do. Status 1 if something is."""
+    findings = asyncio.run(examine(options))
+    show_findings(findings, as_json)
+    sys.exit(any(finding.status == "fail" for finding in findings))
 
 
 @cli.command()

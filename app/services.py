@@ -170,6 +170,4 @@ class Services:
     def _refresh_log_metrics(self) -> None:
         ends = self.events.end_positions()
         self.metrics.log_end.set(sum(ends.values()))
-        newest = self.registry.versions.newest_checkpoint(self.settings.policy)
-        position = newest.position if newest else {}
-        self.metrics.learner_lag.set(sum(end - position.get(str(part), 0) for part, end in ends.items()))
+        self.metrics.learner_lag.set(self.registry.versions.lag(self.settings.policy, ends))

@@ -1,6 +1,6 @@
 """Versions: what the learner published, in which state it is, and which one is live."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import func, or_, select, update
 
@@ -86,6 +86,12 @@ class VersionStore:
         with self._database.read() as session:
             version = session.scalars(query).one_or_none()
             return None if version is None else record_of(VersionRecord, version)
+
+    def lag(self, policy: str, ends: Mapping[int, int]) -> int:
+        """Events between the newest checkpoint and the log's end positions."""
+        newest = self.newest_checkpoint(policy)
+        position = newest.position if newest else {}
+        return sum(end - position.get(str(part), 0) for part, end in ends.items())
 
     def newest_candidate(self, policy: str) -> VersionRecord | None:
         """What should go live next: the newest candidate of the policy's present epoch."""

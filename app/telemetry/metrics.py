@@ -57,6 +57,7 @@ class Metrics:
             "riacho_spool_forwarded", "Events forwarded from the spool to the log", registry=registry
         )
         self.feedback = Counter("riacho_feedback", "Judgements accepted", ("final",), registry=registry)
+        self.engine_healthy = Gauge("riacho_engine_healthy", "1 where the engine answers, else 0", registry=registry)
         self.live_version = Gauge("riacho_live_version", "The adapter version that serves", registry=registry)
         self.leases = Gauge("riacho_leases", "Requests that hold a version", registry=registry)
         self.loaded_versions = Gauge("riacho_loaded_versions", "Adapter versions in the engine", registry=registry)

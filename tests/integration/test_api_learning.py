@@ -418,6 +418,7 @@ def test_metrics_show_the_learner(service: Service) -> None:
     """The live version, the updates and the newest update's numbers are in /metrics."""
     number = deploy(service)
     assert service.metric("riacho_live_version") >= number
+    assert service.metric("riacho_engine_healthy") == 1
     assert service.metric("riacho_learner_updates") == service.updates()[0]["number"]
     assert service.metric('riacho_learner{metric="reward"}') == 1.0
     assert service.metric("riacho_log_events") == len(service.log().read({}, 1_000_000))

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.engines.base import Chunk, EngineInfo, GenerateRequest
+from app.engines.base import Adapter, Chunk, EngineInfo, GenerateRequest
 from app.engines.vllm import VllmClient
 from app.engines.vllm_wire import chat_body, event_data
 from app.errors import AdapterRejected, ContextTooLong, InvalidRequest, RiachoError, Unavailable
@@ -30,7 +30,7 @@ def engine_of(handler: Handler, store: Path = Path("/store"), loaded: tuple[int,
     engine = VllmClient("http://engine", model="base", policy="riacho", store=store, slots=2)
     engine._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(handler))
     engine._base, engine.info = "base", EngineInfo("base", "f", "float32", 64, 2)
-    engine._loaded.update(loaded)
+    engine._loaded.update({version: Adapter("riacho", version, store / str(version)) for version in loaded})
     return engine
 
 
