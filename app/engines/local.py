@@ -190,7 +190,7 @@ class _Model:
             )
         self._base: Any = model.eval().requires_grad_(False)
         self._base.to(self._device)
-        self._adapters = AdapterReader(model.config)
+        self._adapters = AdapterReader(model)
         self.dtype: torch.dtype = model.dtype
         config = model.config.get_text_config()
         self.context = int(getattr(config, "max_position_embeddings", None) or self._tokenizer.model_max_length)

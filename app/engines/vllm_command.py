@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from app.engines.adapter_shapes import attention_of_mixture, base_shapes
 from app.engines.vllm_checks import MOST_ALTERNATIVES
 from app.errors import SetupError
 from app.fingerprint import model_directory
@@ -35,6 +36,9 @@ CPU_FLAGS: tuple[tuple[tuple[str, ...], str], ...] = (
 CPU_VARIABLES: dict[str, tuple[str, str]] = {
     "TORCH_COMPILE_DISABLE": ("1", "without it the first request takes 20 s more"),
 }
+# On a mixture of experts; the app refuses adapters that reach further.
+MIXTURE_FLAG = "--lora-target-modules"
+MIXTURE_WHY = "attention's layers, where the base is a mixture: no room for LoRA on every expert"
 # What a further option of vLLM would break; the reason is shown.
 _BREAKS = {
     "--logprobs-mode": "only processed_logprobs are those of the sampled distribution",
@@ -43,7 +47,7 @@ _BREAKS = {
     "--served-model-name": "the app finds the base by itself",
     "--max-logprobs": f"clients may ask for 20 alternatives, so it is {MOST_ALTERNATIVES}",
     "--lora-modules": "versions are loaded by the app, under names that it never reuses",
-    "--lora-target-modules": "weights of an adapter outside these modules are ignored without a word",
+    MIXTURE_FLAG: "weights of an adapter outside these modules are ignored without a word",
     "--quantization": "the learner computes with the unquantised base, so behaviour logprobs would be another model's",
     "-q": "the learner computes with the unquantised base, so behaviour logprobs would be another model's",
     "--load-format": "other formats may fill the weights with noise (`dummy`) or change them",
@@ -86,11 +90,14 @@ class VllmServer:
     def command(self) -> list[str]:
         """The command line; raises SetupError for what breaks learning."""
         self._check()
+        directory = model_directory(self.model)
         parts = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
-        parts += ["--model", str(model_directory(self.model).absolute()), "--host", self.host, "--port", str(self.port)]
+        parts += ["--model", str(directory.absolute()), "--host", self.host, "--port", str(self.port)]
         parts += [part for flag, _ in FLAGS for part in flag]
         parts += ["--tool-call-parser", self.tool_parser, "--max-lora-rank", str(self.max_rank)]
         parts += ["--max-loras", str(self.batch_loras), "--max-cpu-loras", str(self.slots)]
+        if attention := attention_of_mixture(base_shapes(directory)):
+            parts += [MIXTURE_FLAG, *attention]
         if self.max_context is not None:
             parts += ["--max-model-len", str(self.max_context)]
         kv_cache_mib = 256 if self.cpu and self.kv_cache_mib is None else self.kv_cache_mib
@@ -135,6 +142,7 @@ class VllmServer:
 def reasons() -> str:
     """Every fixed flag and variable with its reason, for the help."""
     flags = [(" ".join(flag), why) for flag, why in FLAGS]
+    flags += [(f"{MIXTURE_FLAG} …", MIXTURE_WHY)]
     flags += [(f"{' '.join(flag)} (--cpu)", why) for flag, why in CPU_FLAGS]
     flags += [(f"{name}={value}", why) for name, (value, why) in (VARIABLES | CPU_VARIABLES).items()]
     flags += [(f"never {flag}", why) for flag, why in _BREAKS.items()]
