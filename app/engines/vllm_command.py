@@ -90,14 +90,13 @@ class VllmServer:
     def command(self) -> list[str]:
         """The command line; raises SetupError for what breaks learning."""
         self._check()
-        directory = model_directory(self.model)
         parts = [self.python, "-m", "vllm.entrypoints.openai.api_server"]
-        parts += ["--model", str(directory.absolute()), "--host", self.host, "--port", str(self.port)]
+        parts += ["--model", str(model_directory(self.model).absolute()), "--host", self.host, "--port", str(self.port)]
         parts += [part for flag, _ in FLAGS for part in flag]
         parts += ["--tool-call-parser", self.tool_parser, "--max-lora-rank", str(self.max_rank)]
         parts += ["--max-loras", str(self.batch_loras), "--max-cpu-loras", str(self.slots)]
-        if attention := attention_of_mixture(base_shapes(directory)):
-            parts += [MIXTURE_FLAG, *attention]
+        if layers := self.lora_layers():
+            parts += [MIXTURE_FLAG, *layers]
         if self.max_context is not None:
             parts += ["--max-model-len", str(self.max_context)]
         kv_cache_mib = 256 if self.cpu and self.kv_cache_mib is None else self.kv_cache_mib
@@ -114,6 +113,10 @@ class VllmServer:
                 raise SetupError(f"{name} = {inherited[name]} is set: {why}; unset it")
         chosen = VARIABLES | (CPU_VARIABLES if self.cpu else {})
         return {name: value for name, (value, _) in chosen.items()}
+
+    def lora_layers(self) -> list[str]:
+        """What LoRA is kept to on a mixture of experts; nothing on a dense base, where it may cover all."""
+        return attention_of_mixture(base_shapes(model_directory(self.model)))
 
     def exposed(self) -> bool:
         """Whether others than this machine may reach the adapter endpoints."""

@@ -53,6 +53,13 @@ def test_lora_on_a_mixture_of_experts_is_attentions(tmp_path: Path) -> None:
     assert "--lora-target-modules" not in VllmServer(model=MODEL).command()
 
 
+def test_a_mixture_of_experts_on_a_cpu_is_warned_of(tmp_path: Path) -> None:
+    """There vLLM needs a plugin, which the command cannot see."""
+    options = ["vllm", "--print", "--model", str(write_mixture(tmp_path))]
+    assert "moe_plugin" in CliRunner().invoke(cli, [*options, "--cpu"]).stderr
+    assert CliRunner().invoke(cli, options).stderr == ""
+
+
 @pytest.mark.parametrize("name", ["VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_CPU_KVCACHE_SPACE"])
 def test_a_dangerous_variable_is_refused(name: str) -> None:
     """What the environment brings in can break a server as well as a flag."""
