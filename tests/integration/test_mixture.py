@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from app.engines.base import Adapter
+from app.engines.base import Adapter, GenerateRequest
 from app.engines.local import LocalEngine
 from app.errors import AdapterRejected
+from app.events.schema import CompletionEvent, Sampling
+from tests.builders import completion
 from tests.mixture import ATTENTION, FURTHER, write_adapter, write_mixture
+from tests.scoring import worst_difference
 from tests.service import Service, eventually
 
-UPDATES = 6
+UPDATES = 10  # more than the slots, so that versions leave the engine
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +32,21 @@ def service(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
+async def answer(engine: LocalEngine, version: int, temperature: float) -> CompletionEvent:
+    """One answer of an engine, as the service would record it."""
+    request = GenerateRequest(
+        messages=[{"role": "user", "content": "Write a line about the sea."}],
+        sampling=Sampling(temperature=temperature, max_tokens=24, seed=version),
+    )
+    chunks = [chunk async for chunk in engine.generate(request, version)]
+    return completion(
+        prompt_ids=chunks[0].prompt_ids,
+        completion_ids=[token for chunk in chunks for token in chunk.token_ids],
+        logprobs=[logprob for chunk in chunks for logprob in chunk.logprobs],
+        temperature=temperature,
+    )
+
+
 async def test_more_than_attention_is_refused(mixture: Path, tmp_path: Path) -> None:
     """By the local engine as by vLLM's, with the reason; attention alone loads afterwards."""
     engine = LocalEngine(str(mixture), policy="riacho", device="cpu")
@@ -38,6 +58,20 @@ async def test_more_than_attention_is_refused(mixture: Path, tmp_path: Path) -> 
     path = write_adapter(tmp_path / "attention", mixture, target_modules=ATTENTION)
     await engine.load(Adapter("riacho", 99, path))
     assert engine.loaded() == {99}
+    await engine.close()
+
+
+async def test_a_version_can_leave_and_another_take_its_place(mixture: Path, tmp_path: Path) -> None:
+    """Also the first one, which peft keeps as its active adapter; what the other serves is exact."""
+    engine = LocalEngine(str(mixture), policy="riacho", device="cpu")
+    await engine.start()
+    for version in (1, 2):
+        path = write_adapter(tmp_path / str(version), mixture, target_modules=ATTENTION[version:])
+        await engine.load(Adapter("riacho", version, path))
+        base = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
+        model = PeftModel.from_pretrained(base, str(path)).eval()
+        assert worst_difference(model, await answer(engine, version, temperature=0.7)) < 1e-4
+        await engine.unload(version)
     await engine.close()
 
 
