@@ -10,12 +10,12 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from app.base_modules import is_mixture, mixes_tokens, routes
 from app.errors import SetupError
 from learner.models import Policy, check_fit, seeded
 from learner.settings import TrainingSettings
 
 CRITIC = "critic"
-TOKEN_MIXERS = frozenset({"self_attn", "attn", "attention", "linear_attn", "conv", "short_conv", "mixer", "mamba"})
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +55,21 @@ class Critic(ABC):
 
 
 class LoraCritic(Critic):
-    """Shares the policy's frozen base, with an own adapter on the MLP projections [ours]."""
+    """Shares the policy's frozen base, with an own adapter on the MLP projections or on the experts [ours].
+
+    peft adds the adapter to all experts of a layer before they compute, so that an update takes the memory of a
+    second set of experts, as the `full` form does; what the optimizer and the checkpoint hold stays small.
+    """
 
     def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
         self._policy = policy
-        linear = [n for n, m in policy.causal_lm.named_modules() if isinstance(getattr(m, "base_layer", m), nn.Linear)]
-        targets = _matching([name for name in linear if "lora_" not in name and "base_layer" not in name], settings)
+        layers, experts = _lora_targets(policy.causal_lm, settings)
         config = LoraConfig(
             r=settings.critic_rank,
             lora_alpha=settings.lora_alpha,
             lora_dropout=0.0,
-            target_modules=targets,
+            target_modules=layers,
+            target_parameters=experts,
             task_type="CAUSAL_LM",
         )
         with seeded(settings.seed + 1):
@@ -113,20 +117,34 @@ def make_policy_and_critic(base: PreTrainedModel, settings: TrainingSettings) ->
     return policy, LoraCritic(policy, settings)
 
 
+def _lora_targets(model: nn.Module, settings: TrainingSettings) -> tuple[list[str], list[str] | None]:
+    """Linear layers, or on a mixture the experts: one parameter [experts, out, in] a projection."""
+    parameters = dict(model.named_parameters())
+    if is_mixture(parameters):
+        experts = [name for name, parameter in parameters.items() if parameter.dim() == 3]
+        return [], _matching(experts, settings)
+    linear = [n for n, m in model.named_modules() if isinstance(getattr(m, "base_layer", m), nn.Linear)]
+    names = [name for name in linear if "lora_" not in name and "base_layer" not in name]
+    return _matching(names, settings), None
+
+
 def _matching(names: list[str], settings: TrainingSettings) -> list[str]:
     """The names inside a module that `critic_modules` names; each pattern must match, and no token mixer may."""
+    if is_mixture(names):
+        # A router that moves sends tokens to experts that have not learned from them: training becomes unstable.
+        names = [name for name in names if not routes(name)]
     parts = {name: frozenset(name.split(".")) for name in names}
     for pattern in settings.critic_modules:
         if not any(pattern in p for p in parts.values()):
             known = sorted({part for p in parts.values() for part in p if not part.isdigit()})
             raise SetupError(
-                f"critic_modules: {pattern!r} matches nothing in this model, so nothing of it would train; "
-                f"its module names are {', '.join(known)}",
+                f"critic_modules: {pattern!r} matches nothing in this model that a critic of the form "
+                f"{settings.critic!r} can train; its module names are {', '.join(known)}",
                 param="critic_modules",
             )
     wanted = frozenset(settings.critic_modules)
     chosen = [name for name in names if parts[name] & wanted]
-    mixed = [name for name in chosen if parts[name] & TOKEN_MIXERS]
+    mixed = [name for name in chosen if mixes_tokens(name)]
     if mixed:
         raise SetupError(
             f"critic_modules: {mixed[0]} belongs to a token mixer, which SAO keeps frozen; name MLP or expert modules",
@@ -150,5 +168,6 @@ def _log_trainable(critic: Critic, model: nn.Module) -> None:
     parameters = critic.parameters()
     trained = sum(p.numel() for p in parameters.values())
     total = sum(p.numel() for p in model.parameters())
-    modules = sorted({part for name in parameters for part in name.split(".") if part.endswith(("proj", "head"))})
+    kinds = ("proj", "experts", "head")
+    modules = sorted({part for name in parameters for part in name.split(".") if part.endswith(kinds)})
     log.info("critic trains %s: %d of %d weights (%.1f %%)", ", ".join(modules), trained, total, 100 * trained / total)

@@ -10,6 +10,7 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from app.base_modules import is_mixture, mixes_tokens
 from app.errors import SetupError
 from learner.settings import TrainingSettings
 
@@ -45,7 +46,7 @@ class Policy:
             r=settings.rank,
             lora_alpha=settings.lora_alpha,
             lora_dropout=0.0,
-            target_modules=_target_modules(settings.target_modules),
+            target_modules=_target_modules(settings.target_modules, base),
             task_type="CAUSAL_LM",
         )
         with seeded(settings.seed):
@@ -124,5 +125,28 @@ def check_fit(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tenso
             )
 
 
-def _target_modules(setting: str) -> str | list[str]:
-    return setting if setting == "all-linear" else [name.strip() for name in setting.split(",")]
+def _target_modules(setting: str, base: PreTrainedModel) -> str | list[str]:
+    names = None if setting == "all-linear" else [name.strip() for name in setting.split(",")]
+    if is_mixture(name for name, _ in base.named_modules()):
+        return _attention_only(names, base)
+    return names or setting
+
+
+def _attention_only(names: list[str] | None, base: PreTrainedModel) -> list[str]:
+    """`names`, or by default every linear layer of a mixture's attention; peft's `all-linear` takes in the experts.
+
+    Raises SetupError for a name that reaches more: engines do not serve LoRA on experts exactly, and a router
+    that moves sends tokens to other experts than those that the behaviour logprobs came from.
+    """
+    modules = dict(base.named_modules())
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and mixes_tokens(name)]
+    attention = sorted({name.rpartition(".")[2] for name in linear})
+    for name in names or attention:
+        reached = [module for module in modules if f".{module}".endswith(f".{name}")]
+        if not reached or not all(mixes_tokens(module) for module in reached):
+            raise SetupError(
+                f"target_modules: {name!r} is no layer of attention alone, and the policy's LoRA on a mixture of "
+                f"experts covers attention only; leave `all-linear`, or choose from {', '.join(attention)}",
+                param="target_modules",
+            )
+    return names or attention

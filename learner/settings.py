@@ -55,11 +55,15 @@ class TrainingSettings(BaseModel):
 
     rank: int = Field(8, ge=1, le=512, description="LoRA rank of the policy; vLLM serves 8, 16, 32, 64, 128, 256")
     lora_alpha: int = Field(16, gt=0, description="LoRA scale numerator of policy and critic")
-    target_modules: str = Field("all-linear", description="`all-linear`, or module names, comma-separated")
+    target_modules: str = Field(
+        "all-linear", description="`all-linear` (on a mixture of experts: attention only), or module names"
+    )
     critic: Literal["lora", "full"] = Field("lora", description="shares the frozen base, or an own copy (paper)")
     critic_rank: int = Field(8, ge=1, le=512, description="LoRA rank of the `lora` critic")
     critic_modules: tuple[str, ...] = Field(
-        ("mlp",), min_length=1, description="what of the critic trains beside the head; token mixers stay frozen"
+        ("mlp",),
+        min_length=1,
+        description="what of the critic trains beside the head; token mixers and routers stay frozen",
     )
 
     kl_coef: float = Field(0.02, ge=0, description="anchor to the base; 0 = the paper's loss")

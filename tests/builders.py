@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,10 +99,12 @@ def turn(
     )
 
 
-def new_trainer(reward_range: tuple[float, float] = (0.0, 1.0), **settings: Any) -> Trainer:
-    """A trainer over the shipped tiny model, with a timer that stands still."""
+def new_trainer(
+    reward_range: tuple[float, float] = (0.0, 1.0), *, model: Path = TINY_MODEL, **settings: Any
+) -> Trainer:
+    """A trainer over the shipped tiny model or another, with a timer that stands still."""
     training = TrainingSettings(**settings)
-    policy, critic = make_policy_and_critic(load_base(str(TINY_MODEL)), training)
+    policy, critic = make_policy_and_critic(load_base(str(model)), training)
     return Trainer(policy, critic, training, reward_range, timer=lambda: 0.0)
 
 

@@ -9,9 +9,9 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from app.engines.adapter_options import read_options, some
+from app.engines.adapter_options import read_options, require_attention_on_mixture, some
 from app.engines.base import Adapter
 from app.errors import AdapterRejected
 
@@ -22,13 +22,16 @@ class AdapterReader:
     Versions of a policy share a configuration, so what a configuration's tensors must be is found once.
     """
 
-    def __init__(self, base: PretrainedConfig) -> None:
-        self._base = base
+    def __init__(self, base: PreTrainedModel) -> None:
+        self._config = base.config
+        self._names = [name for name, _ in base.named_parameters()]
         self._shapes: dict[str, Mapping[str, torch.Size]] = {}
 
     def read(self, adapter: Adapter) -> tuple[LoraConfig, dict[str, Tensor]]:
         """The adapter's configuration and tensors; raises AdapterRejected with the reason."""
+        options = read_options(adapter)
         config, tensors = _read_adapter(adapter)
+        require_attention_on_mixture(adapter, options, tensors, self._names)
         key = json.dumps(config.to_dict(), sort_keys=True, default=_plain)
         if key not in self._shapes:
             self._shapes[key] = self._rehearse(adapter, config)
@@ -42,7 +45,7 @@ class AdapterReader:
         """
         try:
             with torch.device("meta"):
-                copy = get_peft_model(AutoModelForCausalLM.from_config(self._base), config)
+                copy = get_peft_model(AutoModelForCausalLM.from_config(self._config), config)
         except (ValueError, TypeError) as error:
             raise AdapterRejected(f"{adapter.name} does not fit the base model: {error}") from error
         if any(layer.lora_variant for layer in copy.modules() if isinstance(layer, LoraLayer)):
@@ -69,8 +72,6 @@ def _plain(value: object) -> object:
 
 
 def _read_adapter(adapter: Adapter) -> tuple[LoraConfig, dict[str, Tensor]]:
-    """An adapter directory's config and tensors, if it is a plain LoRA adapter in safetensors."""
-    read_options(adapter)
     try:
         config = LoraConfig.from_pretrained(str(adapter.path))
         return config, load_file(adapter.path / "adapter_model.safetensors")

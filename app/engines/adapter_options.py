@@ -1,9 +1,10 @@
 """What an adapter directory may hold and say: the same rules for every engine, without torch."""
 
 import json
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import Any
 
+from app.base_modules import is_mixture, mixes_tokens
 from app.engines.base import Adapter
 from app.errors import AdapterRejected
 
@@ -44,6 +45,27 @@ def read_options(adapter: Adapter) -> dict[str, Any]:
         raise AdapterRejected(f"{adapter.name} cannot be read: {error}") from error
     _check_options(adapter, options)
     return options
+
+
+def require_attention_on_mixture(
+    adapter: Adapter, options: dict[str, Any], tensors: Iterable[str], base: Iterable[str]
+) -> None:
+    """Raises AdapterRejected for an adapter on more than attention where the base is a mixture of experts.
+
+    vLLM loads adapters on experts or router, and then serves some wrong by nats and ignores others.
+
+    Args:
+        tensors: the names of the adapter's tensors.
+        base: the names of the base's tensors, as files or modules have them.
+    """
+    if not is_mixture(base):
+        return
+    outside = [name for name in tensors if not mixes_tokens(name)] or list(options.get("target_parameters") or ())
+    if outside:
+        raise AdapterRejected(
+            f"{adapter.name} covers {some(sorted(outside))}; the policy's LoRA on a mixture of experts covers "
+            "attention only."
+        )
 
 
 def _check_options(adapter: Adapter, options: dict[str, Any]) -> None:

@@ -5,10 +5,13 @@ vLLM ignores tensors for layers that its model does not have, and serves the bas
 
 import math
 import re
+import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from app.engines.adapter_options import read_options, some
+from app.base_modules import is_mixture, mixes_tokens
+from app.engines.adapter_options import read_options, require_attention_on_mixture, some
 from app.engines.base import Adapter
 from app.errors import AdapterRejected
 from app.tensor_files import BadTensorFile, TensorFile
@@ -23,12 +26,21 @@ def base_shapes(directory: Path) -> _Shapes:
     return {k: v for path in sorted(directory.glob("*.safetensors")) for k, v in TensorFile.open(path).shapes().items()}
 
 
+def attention_of_mixture(base: _Shapes) -> list[str]:
+    """The layers that an adapter on a mixture of experts may cover, by their last name; none on a dense base."""
+    if not is_mixture(base):
+        return []
+    layers = (name.removesuffix(".weight") for name, shape in base.items() if len(shape) == 2 and mixes_tokens(name))
+    return sorted({layer.rpartition(".")[2] for layer in layers})
+
+
 def check_adapter(adapter: Adapter, base: _Shapes) -> None:
     """Raises AdapterRejected with the reason for an adapter that an engine would misapply or silently ignore."""
     options = read_options(adapter)
     try:
         file = TensorFile.open(adapter.path / WEIGHTS)
         file.require_whole()
+        require_attention_on_mixture(adapter, options, file.tensors, base)
         _check_places(adapter, file.shapes(), base, options)
         _check_values(adapter, file)
     except (OSError, BadTensorFile) as error:
@@ -77,21 +89,32 @@ def _targets(options: dict[str, Any], base: _Shapes) -> set[str] | None:
 def _check_values(adapter: Adapter, file: TensorFile) -> None:
     changes_base = False
     for name, entry in file.tensors.items():
-        if entry["dtype"] not in ("F32", "BF16"):
-            raise AdapterRejected(f"{adapter.name} has {name} in {entry['dtype']}; F32 and BF16 can be checked.")
-        raw = file.read(name)
-        if entry["dtype"] == "BF16":
-            raw = _widened(raw)
+        values = _VALUES.get(entry["dtype"])
+        if values is None:
+            served = ", ".join(_VALUES)
+            raise AdapterRejected(f"{adapter.name} has {name} in {entry['dtype']}; {served} can be served.")
         # The sum of float32 values cannot overflow a double, so it is finite exactly where every value is.
-        if not math.isfinite(sum(memoryview(raw).cast("f"))):
+        numbers = list(values(file.read(name)))
+        if not math.isfinite(sum(numbers)):
             raise AdapterRejected(f"{adapter.name} has values that are not finite in {name}.")
-        changes_base = changes_base or (".lora_B." in name and any(memoryview(raw).cast("f")))
+        changes_base = changes_base or (".lora_B." in name and any(numbers))
     if not changes_base:
         raise AdapterRejected(f"{adapter.name} changes nothing: every LoRA B is zero.")
 
 
-def _widened(raw: bytes) -> bytes:
-    """bfloat16 as float32: the same upper two bytes."""
+def _float32(raw: bytes) -> Iterable[float]:
+    return memoryview(raw).cast("f")
+
+
+def _bfloat16(raw: bytes) -> Iterable[float]:
+    """The upper two bytes of float32."""
     wide = bytearray(2 * len(raw))
     wide[2::4], wide[3::4] = raw[0::2], raw[1::2]
-    return bytes(wide)
+    return _float32(bytes(wide))
+
+
+def _float16(raw: bytes) -> Iterable[float]:
+    return struct.unpack(f"<{len(raw) // 2}e", raw)
+
+
+_VALUES: dict[str, Callable[[bytes], Iterable[float]]] = {"F32": _float32, "BF16": _bfloat16, "F16": _float16}

@@ -205,7 +205,7 @@ class _Model:
             )
         self._base: Any = model.eval().requires_grad_(False)
         self._base.to(self._device)
-        self._adapters = AdapterReader(model.config)
+        self._adapters = AdapterReader(model)
         self.dtype: torch.dtype = model.dtype
         config = model.config.get_text_config()
         self.context = int(getattr(config, "max_position_embeddings", None) or self._tokenizer.model_max_length)
@@ -276,6 +276,8 @@ class _Model:
                 self._peft = PeftModel(self._base, config, adapter_name=name)
             else:
                 self._peft.add_adapter(name, config)
+            # peft looks up its active adapter on some bases, and the one that was active may have been unloaded.
+            self._peft.set_adapter(name, inference_mode=True)
             set_peft_model_state_dict(self._peft, tensors, adapter_name=name)
         finally:  # even where memory ran out half-way, the next step finds every layer and sets it
             self._base.eval().requires_grad_(False)

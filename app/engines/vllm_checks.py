@@ -111,9 +111,10 @@ async def _require_sampled_logprobs(http: httpx.AsyncClient, base: str) -> None:
     body |= {"logprobs": True, "top_logprobs": MOST_ALTERNATIVES, "return_token_ids": True}
     response = await _ask(http, "POST", "/v1/chat/completions", body)
     if not response.is_success:
-        raise _wrong(
-            http, f"a first answer fails ({_message(response)}); {_START}, with --max-logprobs {MOST_ALTERNATIVES}"
-        )
+        advice = f"{_START}, with --max-logprobs {MOST_ALTERNATIVES}"
+        if response.is_server_error:
+            advice = "vLLM's own output says why"
+        raise _wrong(http, f"a first answer fails ({_message(response)}); {advice}")
     answer = response.json()
     [choice] = answer["choices"]
     _require(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.engines.adapter_shapes import attention_of_mixture, base_shapes
 from app.engines.vllm_checks import MOST_ALTERNATIVES
 from app.errors import SetupError
 from app.fingerprint import model_directory
@@ -38,6 +39,9 @@ CPU_VARIABLES: dict[str, tuple[str, str]] = {
 }
 # vLLM finds the plugin by its metadata in this folder; what it mends is said there.
 CPU_PLUGIN = Path(__file__).parent / "vllm_cpu"
+# On a mixture of experts; the app refuses adapters that reach further.
+MIXTURE_FLAG = "--lora-target-modules"
+MIXTURE_WHY = "attention's layers, where the base is a mixture: no room for LoRA on every expert"
 # What a further option of vLLM would break; the reason is shown.
 _BREAKS = {
     "--logprobs-mode": "only processed_logprobs are those of the sampled distribution",
@@ -46,7 +50,7 @@ _BREAKS = {
     "--served-model-name": "the app finds the base by itself",
     "--max-logprobs": f"clients may ask for 20 alternatives, so it is {MOST_ALTERNATIVES}",
     "--lora-modules": "versions are loaded by the app, under names that it never reuses",
-    "--lora-target-modules": "weights of an adapter outside these modules are ignored without a word",
+    MIXTURE_FLAG: "weights of an adapter outside these modules are ignored without a word",
     "--quantization": "the learner computes with the unquantised base, so behaviour logprobs would be another model's",
     "-q": "the learner computes with the unquantised base, so behaviour logprobs would be another model's",
     "--load-format": "other formats may fill the weights with noise (`dummy`) or change them",
@@ -94,6 +98,8 @@ class VllmServer:
         parts += [part for flag, _ in FLAGS for part in flag]
         parts += ["--tool-call-parser", self.tool_parser, "--max-lora-rank", str(self.max_rank)]
         parts += ["--max-loras", str(self.batch_loras), "--max-cpu-loras", str(self.slots)]
+        if layers := self.lora_layers():
+            parts += [MIXTURE_FLAG, *layers]
         if self.max_context is not None:
             parts += ["--max-model-len", str(self.max_context)]
         kv_cache_mib = 256 if self.cpu and self.kv_cache_mib is None else self.kv_cache_mib
@@ -113,6 +119,10 @@ class VllmServer:
         if self.cpu:
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CPU_PLUGIN), inherited.get("PYTHONPATH")]))
         return variables
+
+    def lora_layers(self) -> list[str]:
+        """What LoRA is kept to on a mixture of experts; nothing on a dense base, where it may cover all."""
+        return attention_of_mixture(base_shapes(model_directory(self.model)))
 
     def exposed(self) -> bool:
         """Whether others than this machine may reach the adapter endpoints."""
@@ -141,8 +151,14 @@ class VllmServer:
 def reasons() -> str:
     """Every fixed flag and variable with its reason, for the help."""
     flags = [(" ".join(flag), why) for flag, why in FLAGS]
+    flags += [(f"{MIXTURE_FLAG} …", MIXTURE_WHY)]
     flags += [(f"{' '.join(flag)} (--cpu)", why) for flag, why in CPU_FLAGS]
     flags += [(f"{name}={value}", why) for name, (value, why) in (VARIABLES | CPU_VARIABLES).items()]
-    flags += [("PYTHONPATH=… (--cpu)", "a plugin: the CPU build would mix adapters into the base's answers")]
+    flags += [
+        (
+            "PYTHONPATH=… (--cpu)",
+            "a plugin: the CPU build would mix adapters into the base's answers, and die of experts",
+        )
+    ]
     flags += [(f"never {flag}", why) for flag, why in _BREAKS.items()]
     return "\n".join(f"  {flag}\n      {why}" for flag, why in flags)

@@ -16,6 +16,7 @@ from learner.models import load_base
 from learner.rollouts import Rollout, Turn
 from learner.settings import TrainingSettings
 from learner.trainer import Trainer
+from tests.mixture import write_mixture
 from tests.smollm2 import default_cache, smollm2_dir
 
 TOLERANCE = 1e-4
@@ -46,8 +47,10 @@ async def sample(engine: LocalEngine, version: int, temperature: float, max_toke
     )
 
 
-@pytest.fixture(params=["tiny", "smollm2"])
+@pytest.fixture(params=["tiny", "smollm2", "mixture"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "mixture":
+        return write_mixture(tmp_path_factory.mktemp("mixture"))
     return TINY_MODEL if request.param == "tiny" else smollm2_dir(default_cache())
 
 

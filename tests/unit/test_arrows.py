@@ -48,13 +48,14 @@ def test_learner_never_imports_litestar() -> None:
 
 
 def test_learner_uses_only_the_shared_parts_of_app() -> None:
-    """Of app the learner knows events, registry, settings, errors, the base's fingerprint, the probe and logging."""
+    """Of app the learner knows what both sides share: events, registry, settings, errors, the base and the probe."""
     shared = (
         "app.events",
         "app.registry",
         "app.settings",
         "app.config",
         "app.errors",
+        "app.base_modules",
         "app.fingerprint",
         "app.probe",
         "app.telemetry",

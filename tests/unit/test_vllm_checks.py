@@ -72,6 +72,7 @@ WRONG: dict[str, tuple[Answers, str]] = {
     "no rendering": ({RENDER: (404, {"detail": "Not Found"})}, "--enable-scale-out"),
     "raw logprobs": ({CHAT: (200, first_answer(-2.5))}, "--logprobs-mode processed_logprobs"),
     "few alternatives": ({CHAT: (400, error("greater than max allowed: 20"))}, "--max-logprobs 21"),
+    "dead engine": ({CHAT: (500, error("EngineCore encountered an issue"))}, "EngineCore.*vLLM's own output"),
     "no token ids": ({CHAT: (200, first_answer(-9999.0) | {"prompt_token_ids": None})}, "token ids"),
     "no vLLM": ({MODELS: (404, {})}, "is this vLLM"),
 }

@@ -2,6 +2,8 @@
 
 import os
 from importlib.metadata import entry_points
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from app.cli import cli
 from app.engines.vllm_command import FLAGS, VARIABLES, VllmServer
 from app.errors import SetupError
 from app.settings import TINY_MODEL
+from tests.mixture import ATTENTION, write_mixture
 
 MODEL = str(TINY_MODEL)
 
@@ -42,6 +45,14 @@ def test_what_breaks_learning_is_refused(options: dict[str, Any], message: str) 
     """The message names the option."""
     with pytest.raises(SetupError, match=message):
         VllmServer(**{"model": MODEL} | options).command()
+
+
+def test_lora_on_a_mixture_of_experts_is_attentions(tmp_path: Path) -> None:
+    """vLLM gets the layers' names, and none for a dense base, where adapters may cover all."""
+    command = VllmServer(model=str(write_mixture(tmp_path))).command()
+    start = command.index("--lora-target-modules") + 1
+    assert list(takewhile(lambda part: not part.startswith("--"), command[start:])) == ATTENTION
+    assert "--lora-target-modules" not in VllmServer(model=MODEL).command()
 
 
 @pytest.mark.parametrize("name", ["VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_CPU_KVCACHE_SPACE"])

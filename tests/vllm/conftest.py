@@ -34,17 +34,18 @@ def free_port() -> int:
 
 
 class VllmProcess:
-    """A vLLM server for the tiny model, on a port of its own that it keeps over restarts."""
+    """A vLLM server for the tiny model or another, on a port of its own that it keeps over restarts."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, model: Path = TINY_MODEL) -> None:
         self._home = home
+        self._model = model
         self._output = home / "output.log"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        options = ["--model", str(TINY_MODEL), "--cpu", "--python", PYTHON, "--port", str(self._port)]
+        options = ["--model", str(self._model), "--cpu", "--python", PYTHON, "--port", str(self._port)]
         options += ["--kv-cache-mib", "64", "--max-rank", str(MAX_RANK)]
         limits = ["--max-num-seqs", "16", "--max-num-batched-tokens", "1024"]
         with self._output.open("ab") as log:

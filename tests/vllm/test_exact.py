@@ -13,6 +13,7 @@ from app.events.schema import CompletionEvent
 from app.settings import TINY_MODEL
 from learner.tiny.tool_dialogues import CALCULATOR
 from tests.publishing import Publisher
+from tests.scoring import worst_difference
 from tests.service import Service, stream_data
 
 TOLERANCE = 1e-4
@@ -58,15 +59,6 @@ def ask(service: Service, stream: bool, **fields: Any) -> tuple[CompletionEvent,
     return service.recorded(json.loads(data[0])["id"]), text, list(calls.values())
 
 
-def recomputed(model: Any, event: CompletionEvent) -> torch.Tensor:
-    """The logprob of every sampled token under `model` at the event's temperature."""
-    ids = torch.tensor([[*event.prompt_ids, *event.completion_ids]])
-    with torch.inference_mode():
-        logits = model(input_ids=ids).logits[0, len(event.prompt_ids) - 1 : -1].double()
-    table = torch.log_softmax(logits / event.sampling.temperature, -1)
-    return table.gather(1, torch.tensor(event.completion_ids)[:, None])[:, 0]
-
-
 @pytest.mark.parametrize("tools", [None, [CALCULATOR]], ids=["plain", "tools"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -94,8 +86,7 @@ def test_ids_and_logprobs_are_those_of_transformers_and_peft(
         for call in calls:
             assert call["function"]["name"] in decoded
             assert json.loads(call["function"]["arguments"]) is not None
-        difference = recomputed(models[name], event) - torch.tensor(event.logprobs, dtype=torch.float64)
-        worst = max(worst, float(difference.abs().max()))
+        worst = max(worst, worst_difference(models[name], event))
     record_property("worst", worst)
     assert worst <= TOLERANCE
 
@@ -118,8 +109,7 @@ def test_tool_calls_arrive_whole_and_can_be_trained_on(service: Service, models:
 def test_the_adapter_is_applied(service: Service, models: dict[str, Any]) -> None:
     """What version 1 sampled is clearly not what the base gives: agreement above means something."""
     event, _, _ = ask(service, False, model="riacho@1", seed=1)
-    difference = recomputed(models["riacho@base"], event) - torch.tensor(event.logprobs, dtype=torch.float64)
-    assert float(difference.abs().max()) > 100 * TOLERANCE
+    assert worst_difference(models["riacho@base"], event) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from app.events.schema import CompletionEvent
 from app.settings import TINY_MODEL
 from tests.publishing import Publisher
+from tests.scoring import worst_difference
 from tests.service import POLICY, Service, stream_data
 
 PUBLISHES = 20  # more than the slots, so that versions are evicted under load
@@ -33,18 +34,6 @@ async def talk(client: httpx.AsyncClient, model: str, done: asyncio.Event) -> No
         response = await client.post("/v1/chat/completions", json=BODY | {"model": model})
         assert response.status_code == httpx.codes.OK, response.text
         assert stream_data(response.text.splitlines())[-1] == "[DONE]"
-
-
-def worst_difference(model: Any, events: list[CompletionEvent]) -> float:
-    """The largest difference between what the events hold and what `model` gives."""
-    worst = 0.0
-    for event in events:
-        ids = torch.tensor([[*event.prompt_ids, *event.completion_ids]])
-        with torch.inference_mode():
-            logits = model(input_ids=ids).logits[0, len(event.prompt_ids) - 1 : -1].double()
-        mine = torch.log_softmax(logits, -1).gather(1, torch.tensor(event.completion_ids)[:, None])[:, 0]
-        worst = max(worst, float((mine - torch.tensor(event.logprobs).double()).abs().max()))
-    return worst
 
 
 def model_of(version: int, store: Path) -> Any:
@@ -74,10 +63,11 @@ async def test_every_answer_is_exactly_its_versions(
     assert len(counts) > PUBLISHES / 2
     assert service.metric("riacho_loaded_versions") <= 8
     store = service.home / "adapters" / POLICY
-    worst = {
-        version: worst_difference(model_of(version, store), [e for e in events if e.version == version][:LAST])
-        for version in counts
-    }
+    worst: dict[int, float] = {}
+    for version in counts:
+        model = model_of(version, store)
+        mine = [event for event in events if event.version == version][:LAST]
+        worst[version] = max(worst_difference(model, event) for event in mine)
     record_property("answers", len(events))
     record_property("worst", max(worst.values()))
     assert max(worst.values()) <= TOLERANCE, worst
