@@ -157,7 +157,7 @@ def reasons() -> str:
     flags += [
         (
             "PYTHONPATH=… (--cpu)",
-            "a plugin: the CPU build would mix adapters into the base's answers, and die of experts",
+            "a plugin that mends base and experts on the CPU",
         )
     ]
     flags += [(f"never {flag}", why) for flag, why in _BREAKS.items()]
