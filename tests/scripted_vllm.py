@@ -37,10 +37,12 @@ class ScriptedVllm:
         names: the adapters that it has, name to path.
         down: nothing answers.
         healthy: what /health says.
+        frozen: it takes connections and says nothing; streams hang where `gate` is set.
         hang: adapter calls wait until this event is set.
         refuse: what a load is refused with.
         ignores: adapters load, and the base answers.
         dies_at: a stream breaks off before this token.
+        gate: streams wait at event `gate_at` until it is set.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,12 +50,14 @@ class ScriptedVllm:
         self.names: dict[str, str] = {}
         self.down = False
         self.healthy = True
+        self.frozen = False
         self.hang: asyncio.Event | None = None
         self.refuse = ""
         self.ignores = False
         self.dies_at: int | None = None
         self.answered: list[str] = []
         self.gate: asyncio.Event | None = None
+        self.gate_at = 1
 
     def client(self, store: Path, slots: int = 4) -> VllmClient:
         """A client of this server; its start asks what the server holds and no more."""
@@ -68,6 +72,8 @@ class ScriptedVllm:
         """Any request."""
         if self.down:
             raise httpx.ConnectError("refused", request=request)
+        if self.frozen and request.url.path in ("/health", "/v1/models"):
+            raise httpx.ReadTimeout("silence", request=request)
         body = json.loads(request.content or b"{}")
         match request.url.path:
             case "/health":
@@ -106,7 +112,7 @@ class ScriptedVllm:
             for at, event in enumerate((HEAD, token_event(5, "a"), token_event(6, "b", "stop"))):
                 if self.dies_at == at:
                     raise httpx.ReadError("reset")
-                if at == 1 and self.gate is not None:
+                if at == self.gate_at and self.gate is not None:
                     await self.gate.wait()
                 yield f"data: {json.dumps(event)}\n\n".encode()
             yield b"data: [DONE]\n\n"

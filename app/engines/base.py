@@ -93,6 +93,10 @@ class EngineLost(Unavailable):
     """The connection to the engine failed."""
 
 
+class EngineSlow(EngineLost):
+    """The engine did not answer in time; it may still be there."""
+
+
 class VersionMissing(Unavailable):
     """The engine has lost a version that it is asked to sample from; loading it again helps."""
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Set
+from contextlib import aclosing
 
-from app.engines.base import Adapter, EngineLost, EngineState
+from app.engines.base import Adapter, Chunk, EngineLost, EngineSlow, EngineState, GenerateRequest
 from app.engines.vllm import VllmClient
 from app.errors import AdapterRejected, SetupError, Unavailable
 
-FAILURES = 2  # checks in a row that a server which only keeps silent may fail
+FAILURES = 3  # checks in a row that a server which only keeps silent may fail
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,33 @@ class Replica:
         self._allowed = allowed
         self._failures = 0
         self._settling = asyncio.Lock()
+        self._waiting: set[asyncio.Timeout] = set()
 
     def state(self) -> EngineState:
         versions = tuple(sorted(self.client.loaded()))
         return EngineState(self.client.url, self.serving, self.problem, self.running, versions)
+
+    async def generate(self, request: GenerateRequest, version: int) -> AsyncGenerator[Chunk, None]:
+        """As VllmClient.generate; EngineLost as soon as the server is found gone, also while it is silent."""
+        self.running += 1
+        try:
+            async with aclosing(self.client.generate(request, version)) as chunks:
+                while (chunk := await self._next(chunks)) is not None:
+                    yield chunk
+        finally:
+            self.running -= 1
+
+    async def _next(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._waiting.add(patience)
+                return await anext(chunks)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            raise EngineLost(self.problem) from None
+        finally:
+            self._waiting.discard(patience)
 
     async def put_in(self) -> None:
         """Put a started server into service with what is wanted; raises RiachoError with the reason if it cannot be."""
@@ -75,12 +99,23 @@ class Replica:
                 await self.put_in()
         except (SetupError, Unavailable, AdapterRejected) as error:
             self.take_out(error.message)
+            if isinstance(error, EngineLost):
+                self._give_up_waiting()
 
     async def _check_answers(self) -> None:
-        if await self.client.healthy():
-            self._failures = 0
-            await self.client.refresh()
-            return
+        """Raises EngineLost at once where nothing is there, and after some silence."""
+        try:
+            if await self.client.healthy():
+                await self.client.refresh()
+                self._failures = 0
+                return
+        except EngineSlow as error:
+            log.info("%s is slow: %s", self.client.url, error.message)
         self._failures += 1
         if self._failures >= FAILURES:
-            raise EngineLost("it does not answer GET /health")
+            raise EngineLost(f"The engine at {self.client.url} does not answer.")
+
+    def _give_up_waiting(self) -> None:
+        """End the requests under way: a server that is frozen or cut off does not end them itself."""
+        for patience in self._waiting:
+            patience.reschedule(asyncio.get_running_loop().time())

@@ -68,9 +68,8 @@ class Replicas(Engine):
         while True:
             replica = self._choose(request.affinity, failed)
             begun = False
-            replica.running += 1
             try:
-                async with aclosing(replica.client.generate(request, version)) as chunks:
+                async with aclosing(replica.generate(request, version)) as chunks:
                     async for chunk in _from_first_token(chunks):
                         begun = True
                         yield chunk
@@ -85,8 +84,6 @@ class Replicas(Engine):
                 if begun:
                     raise
                 failed[replica] = error
-            finally:
-                replica.running -= 1
 
     async def load(self, adapter: Adapter) -> None:
         if adapter.version in self._wanted:
@@ -202,7 +199,8 @@ async def _watch(replica: Replica) -> None:
     """Check a replica every second, and at once where a request found it gone, until cancelled."""
     while True:
         with suppress(TimeoutError):
-            await asyncio.wait_for(replica.suspected.wait(), CHECK_S)
+            async with asyncio.timeout(CHECK_S):  # wait_for of Python 3.11 can swallow the cancellation
+                await replica.suspected.wait()
         await replica.check()
 
 

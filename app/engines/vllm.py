@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,16 @@ import httpx
 
 from app.engines.adapter_options import require_slot
 from app.engines.adapter_shapes import base_shapes, check_adapter
-from app.engines.base import BASE_VERSION, Adapter, Chunk, EngineInfo, EngineLost, GenerateRequest, VersionMissing
+from app.engines.base import (
+    BASE_VERSION,
+    Adapter,
+    Chunk,
+    EngineInfo,
+    EngineLost,
+    EngineSlow,
+    GenerateRequest,
+    VersionMissing,
+)
 from app.engines.probe import require_reproduced
 from app.engines.vllm_checks import inspect_server
 from app.engines.vllm_wire import (
@@ -131,18 +140,14 @@ class VllmClient:
         return frozenset(self._held)
 
     async def refresh(self) -> None:
-        """Find out which versions the server has lost; raises EngineLost."""
+        """Find out which versions the server has lost; raises EngineLost, EngineSlow."""
         served = dict(self._own(await self._served()))
         self._loaded = {version: adapter for version, adapter in self._loaded.items() if version in served}
 
     async def healthy(self) -> bool:
-        """Whether the server says within seconds that it can answer; raises EngineLost if nothing is there."""
-        try:
+        """Whether the server says that it can answer; raises EngineLost, EngineSlow if it says nothing for seconds."""
+        with self._reached():
             response = await self._http.get("/health", timeout=HEALTH_S)
-        except httpx.TimeoutException:
-            return False
-        except httpx.TransportError as error:
-            raise EngineLost(f"The engine at {self.url} does not answer: {_name_of(error)}.") from error
         return response.status_code == httpx.codes.OK
 
     async def close(self) -> None:
@@ -183,10 +188,8 @@ class VllmClient:
 
     async def _served(self) -> dict[str, str]:
         """The adapters that the server has names for, and their paths."""
-        try:
+        with self._reached():
             response = await self._http.get("/v1/models", timeout=HEALTH_S)
-        except httpx.TransportError as error:
-            raise EngineLost(f"The engine at {self.url} does not answer: {_name_of(error)}.") from error
         return {card["id"]: card["root"] for card in response.json()["data"] if card.get("parent") or "@" in card["id"]}
 
     async def _settle_failed_load(self, adapter: Adapter, response: httpx.Response) -> None:
@@ -215,10 +218,17 @@ class VllmClient:
         return refusal(response.status_code, _json(response))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        try:
+        with self._reached():
             return await self._http.post(path, json=body, timeout=LOAD_S)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Failures of the connection as EngineLost and EngineSlow."""
+        try:
+            yield
         except httpx.TransportError as error:
-            raise EngineLost(f"The engine at {self.url} does not answer: {_name_of(error)}.") from error
+            kind = EngineSlow if isinstance(error, httpx.TimeoutException) else EngineLost
+            raise kind(f"The engine at {self.url} does not answer: {_name_of(error)}.") from error
 
 
 def _json(response: httpx.Response) -> Any:

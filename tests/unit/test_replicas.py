@@ -179,6 +179,26 @@ async def test_a_dead_server_comes_back_with_what_is_wanted(servers: list[Script
         assert not engine.may_read(1)
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first token", "after it"])
+async def test_a_frozen_server_does_not_keep_its_requests(
+    servers: list[ScriptedVllm], tmp_path: Path, begun: bool
+) -> None:
+    """Once it is found silent, what had no token yet goes elsewhere, and what had one is told of the loss."""
+    for server in servers:
+        server.gate_at = 2 if begun else 1
+        server.gate = asyncio.Event()
+    async with running(servers, tmp_path) as engine:
+        tasks = [asyncio.create_task(answer(engine)) for _ in range(2)]
+        await until(lambda: all(server.answered for server in servers))
+        servers[1].gate.set()  # type: ignore[union-attr]
+        await until(lambda: sum(task.done() for task in tasks) == 1)
+        servers[0].frozen = True
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert serving(engine) == [False, True]
+        assert sum(isinstance(end, Unavailable) for end in ends) == begun
+        assert len(servers[1].answered) == (1 if begun else 2)
+
+
 async def test_a_version_that_a_server_lost_is_loaded_for_the_request(
     servers: list[ScriptedVllm], tmp_path: Path
 ) -> None:

@@ -62,6 +62,10 @@ class VllmProcess:
             self.kill()
             raise
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def stop(self) -> None:
         """An orderly end, and then the end of whatever is left."""
         self._process.terminate()

@@ -2,19 +2,14 @@
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
 from app.events.schema import CompletionEvent
-from app.settings import TINY_MODEL
 from tests.publishing import Publisher
-from tests.scoring import worst_difference
+from tests.scoring import worst_by_version
 from tests.service import POLICY, Service, stream_data
 
 PUBLISHES = 20  # more than the slots, so that versions are evicted under load
@@ -34,11 +29,6 @@ async def talk(client: httpx.AsyncClient, model: str, done: asyncio.Event) -> No
         response = await client.post("/v1/chat/completions", json=BODY | {"model": model})
         assert response.status_code == httpx.codes.OK, response.text
         assert stream_data(response.text.splitlines())[-1] == "[DONE]"
-
-
-def model_of(version: int, store: Path) -> Any:
-    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    return (PeftModel.from_pretrained(base, str(store / str(version))) if version else base).eval()
 
 
 @pytest.mark.timeout(600)
@@ -62,12 +52,7 @@ async def test_every_answer_is_exactly_its_versions(
     counts = Counter(event.version for event in events)
     assert len(counts) > PUBLISHES / 2
     assert service.metric("riacho_loaded_versions") <= 8
-    store = service.home / "adapters" / POLICY
-    worst: dict[int, float] = {}
-    for version in counts:
-        model = model_of(version, store)
-        mine = [event for event in events if event.version == version][:LAST]
-        worst[version] = max(worst_difference(model, event) for event in mine)
+    worst = worst_by_version(service.home / "adapters" / POLICY, events, LAST)
     record_property("answers", len(events))
     record_property("worst", max(worst.values()))
     assert max(worst.values()) <= TOLERANCE, worst
