@@ -30,7 +30,7 @@ class Learner:
 
     Args:
         vocabulary: token ids of the base; a completion with others is no event of this policy.
-        on_rollback: told of each rollback before it is applied; a replay moves its own registry's epoch on.
+        on_rollback: told of each rollback before it is checked; a replay moves its own registry's epoch on.
         show_progress: whether the log's monitoring follows this learner; a replay is not what operators watch.
     """
 
@@ -137,6 +137,21 @@ class Learner:
                 raise BadEvent(f"prompt_ids or completion_ids: outside the vocabulary of {self._vocabulary} tokens")
             if event.trainable and not event.prompt_ids:
                 raise BadEvent("prompt_ids: empty, though the completion is trainable")
+        low, high = self._trainer.reward_range
+        if isinstance(event, FeedbackEvent) and not low <= event.reward <= high:
+            raise BadEvent(f"reward: {event.reward:g} is outside the policy's range from {low:g} to {high:g}")
+        if isinstance(event, RollbackEvent):
+            self._check_rollback(event)
+
+    def _check_rollback(self, event: RollbackEvent) -> None:
+        """A rollback is in the registry before it is on the log; one that is not there is nobody's."""
+        newest = self._registry.versions.latest_number(self._policy)
+        if event.to > newest:
+            raise BadEvent(f"to: there is no version {event.to}; the newest is {newest}")
+        self._on_rollback(event)
+        reached = self._registry.policies.get(self._policy).epoch
+        if event.epoch > reached:
+            raise BadEvent(f"epoch: {event.epoch}, but the registry is in epoch {reached}")
 
     def _apply(self, event: Event, record: Record) -> None:
         for session in self.stream.joins.expire(self.stream.now):
@@ -228,7 +243,6 @@ class Learner:
         """Restore the version that the operator chose; an event of an epoch already reached is a redelivery."""
         if event.epoch <= self.stream.epoch:
             return
-        self._on_rollback(event)
         self._restore(event.to)
         self.stream.epoch = event.epoch
         self.stream.lineage = [number for number in self.stream.lineage if number < event.to]

@@ -278,6 +278,7 @@ def test_rollback_to_the_base_restores_the_untrained_state(home: Home, stream: l
     home.append(*stream[:4])
     home.learn()
     assert home.bytes_now() != untrained
+    home.registry.versions.rollback("riacho", 0, "test", "test", lambda epoch: rollback(0, epoch))
     home.append(rollback(0, 1))
     home.learn()
     assert home.bytes_now() == untrained

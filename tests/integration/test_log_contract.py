@@ -333,6 +333,23 @@ def test_replay_of_an_unknown_dead_letter_is_a_key_error(log: EventLog) -> None:
     assert log.end_positions() == {0: 1}
 
 
+def test_of_replays_and_drops_at_once_one_takes_the_dead_letter(log: EventLog) -> None:
+    """Ten callers of one process: the first has it and all others are told that it is gone."""
+    log.bury(Record(Position(0, 0), b"x"), "why", moment(1))
+    [letter] = log.dead_letters()
+
+    async def at_once() -> list[object]:
+        replays = [log.replay_dead_letter(letter.id) for _ in range(5)]
+        drops = [asyncio.to_thread(log.drop_dead_letter, letter.id) for _ in range(5)]
+        return list(await asyncio.gather(*replays, *drops, return_exceptions=True))
+
+    outcomes = asyncio.run(at_once())
+    assert sum(isinstance(outcome, KeyError) for outcome in outcomes) == 9
+    replayed = sum(isinstance(outcome, Position) for outcome in outcomes)
+    assert log.end_positions() == {0: replayed}
+    assert list(log.dead_letters()) == []
+
+
 def test_replayed_record_that_fails_again_is_a_new_dead_letter(log: EventLog) -> None:
     """It has a new position and an id of its own, so that the old id never replays something else."""
     log.bury(Record(Position(0, 0), b"x"), "why", moment(1))
