@@ -35,6 +35,7 @@ COMPLETIONS = int(os.environ.get("RIACHO_TEST_COMPLETIONS", "400"))  # a multipl
 CLIENTS = 32
 PARTITIONS = 3
 ROLLOUTS_PER_UPDATE = 4
+RETRY_S = 0.2
 CATCH_UP_S = 900.0
 BROKER_FAULTS, APP_KILLS, LEARNER_KILLS = 5, 2, 5
 # As little work for each rollout as there can be: what is learned does not matter here.
@@ -154,12 +155,17 @@ class Clients:
     Attributes:
         judged: completion id → reward, once the judgement was acknowledged.
         failed: attempts without an answer.
+        over: set when nobody waits for answers any more.
     """
 
     service: Service
     judged: dict[str, float] = field(default_factory=dict)
     failed: Counter[str] = field(default_factory=Counter)
+    over: threading.Event = field(default_factory=threading.Event)
     _local: threading.local = field(default_factory=threading.local)
+
+    def wait_for(self, count: int) -> None:
+        eventually(lambda: len(self.judged) >= count, f"{count} judgements", CATCH_UP_S)
 
     def ask_and_judge(self, number: int) -> None:
         rng = random.Random(number)
@@ -169,14 +175,15 @@ class Clients:
         self.judged[completion_id] = float(body["reward"])
 
     def _until_answered(self, what: str, attempt: Callable[[], Any]) -> Any:
-        while True:
+        while not self.over.is_set():
             try:
                 if answer := attempt():
                     return answer
             except (httpx.TransportError, Unanswered):
                 pass
             self.failed[what] += 1
-            time.sleep(0.2)
+            self.over.wait(RETRY_S)
+        raise Unanswered("the test is over")
 
     def _ask(self, rng: random.Random, *, stream: bool) -> str | None:
         messages = [{"role": "user", "content": f"Write a line about {rng.choice(['the sea', 'a tree', 'rain'])}."}]
@@ -211,12 +218,14 @@ def run_with_faults(place: Place, clients: Clients) -> None:
     rng.shuffle(faults)
     with ThreadPoolExecutor(CLIENTS) as pool:
         work = [pool.submit(clients.ask_and_judge, number) for number in range(COMPLETIONS)]
-        for step, fault in enumerate(faults, 1):
-            due = step * COMPLETIONS // (len(faults) + 2)
-            eventually(lambda due=due: len(clients.judged) >= due, f"{due} judgements", CATCH_UP_S)  # type: ignore[misc]
-            fault()
-        for done in work:
-            done.result()
+        try:
+            for step, fault in enumerate(faults, 1):
+                clients.wait_for(step * COMPLETIONS // (len(faults) + 2))
+                fault()
+            for done in work:
+                done.result()
+        finally:
+            clients.over.set()
 
 
 def check_log(place: Place, clients: Clients) -> dict[str, CompletionEvent]:
