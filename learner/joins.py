@@ -121,6 +121,10 @@ class Joins:
         met = pending is not None and event.completion_id in pending.completions
         return not met and event.session_id not in self._ended
 
+    def waiting(self) -> list[str]:
+        """The completions of all sessions that wait."""
+        return [id for pending in self._pending.values() for id in pending.completions]
+
     def expire(self, now: datetime) -> list[str]:
         """Give up, in event time, on sessions whose last event is older than the time to live; which they were.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from app.events.log import EventLog, LogUnavailable, Record
 from app.events.schema import BadEvent, CompletionEvent, Event, FeedbackEvent, RollbackEvent, decode
 from app.registry import Registry
+from app.registry.errors import NumberTaken
 from app.registry.records import Lease, VersionRecord
 from learner import checkpoint
 from learner.joins import Joined
@@ -29,7 +30,7 @@ class Learner:
 
     Args:
         vocabulary: token ids of the base; a completion with others is no event of this policy.
-        on_rollback: told of each rollback before it is applied; a replay moves its own registry's epoch on.
+        on_rollback: told of each rollback before it is checked; a replay moves its own registry's epoch on.
         show_progress: whether the log's monitoring follows this learner; a replay is not what operators watch.
     """
 
@@ -66,11 +67,13 @@ class Learner:
         if newest is None:
             checkpoint.read_trainer(self._initial, self._trainer)
             self.stream.load_state(self._beginning)
+            self._projector.resumed(0, [])
             log.info("no checkpoint: starting from the base at the beginning of the log")
             return
         path = self._publisher.path(newest.number)
         checkpoint.read_trainer(path, self._trainer)
         self.stream.load_state(checkpoint.read_stream(path))
+        self._projector.resumed(self.stream.updates, self.stream.joins.waiting())
         self._show_published(newest)
         log.info("resuming from version %d at %s", newest.number, self.stream.positions)
 
@@ -134,6 +137,21 @@ class Learner:
                 raise BadEvent(f"prompt_ids or completion_ids: outside the vocabulary of {self._vocabulary} tokens")
             if event.trainable and not event.prompt_ids:
                 raise BadEvent("prompt_ids: empty, though the completion is trainable")
+        low, high = self._trainer.reward_range
+        if isinstance(event, FeedbackEvent) and not low <= event.reward <= high:
+            raise BadEvent(f"reward: {event.reward:g} is outside the policy's range from {low:g} to {high:g}")
+        if isinstance(event, RollbackEvent):
+            self._check_rollback(event)
+
+    def _check_rollback(self, event: RollbackEvent) -> None:
+        """A rollback is in the registry before it is on the log; one that is not there is nobody's."""
+        newest = self._registry.versions.latest_number(self._policy)
+        if event.to > newest:
+            raise BadEvent(f"to: there is no version {event.to}; the newest is {newest}")
+        self._on_rollback(event)
+        reached = self._registry.policies.get(self._policy).epoch
+        if event.epoch > reached:
+            raise BadEvent(f"epoch: {event.epoch}, but the registry is in epoch {reached}")
 
     def _apply(self, event: Event, record: Record) -> None:
         for session in self.stream.joins.expire(self.stream.now):
@@ -193,11 +211,9 @@ class Learner:
 
     def _publish(self, report: UpdateReport) -> None:
         stream = self.stream
-        stream.version += 1
-        lineage = Lineage(stream.version, stream.parent, stream.epoch)
         updates, stream.unpublished = stream.unpublished, []
-        stream.extend_lineage(lineage.number, self._trainer.settings.max_version_lag)
-        if self._publisher.publish(lineage, self._trainer, report, stream.state(), self._lease):
+        lineage, accepted = self._register(report)
+        if accepted:
             self._projector.published(updates, lineage.number)
             if self._show_progress:
                 self._log.mark_read(stream.positions)
@@ -207,11 +223,26 @@ class Learner:
         self._restore(lineage.parent)
         log.warning("version %d is rejected; learning goes on from version %d", lineage.number, lineage.parent)
 
+    def _register(self, report: UpdateReport) -> tuple[Lineage, bool]:
+        """Publish under the next free number; whether the version is accepted.
+
+        A number is taken where a version was rejected, and then a crash let other events come before it.
+        """
+        stream, before = self.stream, self.stream.lineage
+        while True:
+            lineage = Lineage(stream.version + 1, stream.parent, stream.epoch)
+            stream.version = lineage.number
+            stream.extend_lineage(lineage.number, self._trainer.settings.max_version_lag)
+            try:
+                return lineage, self._publisher.publish(lineage, self._trainer, report, stream.state(), self._lease)
+            except NumberTaken as error:
+                stream.lineage = before
+                log.info("the next number is tried: %s", error)
+
     def _roll_back(self, event: RollbackEvent) -> None:
         """Restore the version that the operator chose; an event of an epoch already reached is a redelivery."""
         if event.epoch <= self.stream.epoch:
             return
-        self._on_rollback(event)
         self._restore(event.to)
         self.stream.epoch = event.epoch
         self.stream.lineage = [number for number in self.stream.lineage if number < event.to]

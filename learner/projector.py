@@ -67,6 +67,10 @@ class Projector:
         self._rows = []
         self._projections.set_outcome(self._policy, report.session_ids, "trained", report.number, self._lease)
 
+    def resumed(self, updates: int, waiting: Sequence[str]) -> None:
+        """Show no more than the checkpoint holds: so many updates, and these completions without an outcome."""
+        self._projections.take_back(self._policy, updates, waiting, self._lease)
+
     def published(self, updates: Sequence[int], version: int) -> None:
         self._projections.set_published(self._policy, updates, version, self._lease)
 

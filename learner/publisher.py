@@ -59,7 +59,7 @@ class Publisher:
     ) -> bool:
         """Write and register a version; false if it was rejected, and then the caller restores the parent.
 
-        Raises LeaseLost where another learner has taken over.
+        Raises LeaseLost where another learner has taken over, NumberTaken where the number has another version.
         """
         reason = reason_to_reject(trainer.policy.state(), report, trainer.settings.max_kl)
         path, sha256 = checkpoint.write(self._directory / str(lineage.number), trainer, self._base_model, stream)

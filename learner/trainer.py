@@ -71,7 +71,7 @@ class Trainer:
         timer: Callable[[], float],
     ) -> None:
         self.policy, self.critic, self.settings = policy, critic, settings
-        self._low, self._high = reward_range
+        self.reward_range = reward_range
         self._timer = timer
         betas = (settings.beta1, settings.beta2)
         width = policy.hidden_size
@@ -215,9 +215,10 @@ class Trainer:
     def _observe_rewards(self, rollouts: Sequence[Rollout]) -> bool:
         """Feed the shift test; on an alarm pull the adapter towards the base and clear Adam's state."""
         shifted = False
+        low, high = self.reward_range
         for rollout in rollouts:
             self.stats.rewards = [*self.stats.rewards, rollout.total_reward][-REWARD_WINDOW:]
-            scaled = (rollout.total_reward - self._low) / (self._high - self._low)
+            scaled = (rollout.total_reward - low) / (high - low)
             shifted |= self.detector.observe(min(1.0, max(0.0, scaled)), self.settings)
         shifted = shifted and self.settings.on_shift == "pull"
         if shifted:

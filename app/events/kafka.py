@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -50,6 +51,7 @@ class KafkaLog(EventLog):
         self._stream = Reader(cluster, self._topic)
         self._lookup = Reader(cluster, self._topic)  # of its own, so that a look back does not move the stream
         self._dead = DeadLetters(cluster, self._writer)
+        self._settling = threading.Lock()
         self._admin: KafkaAdminClient | None = None
 
     async def append(self, event: Event) -> Position:
@@ -86,15 +88,24 @@ class KafkaLog(EventLog):
         return self._dead.all()
 
     async def replay_dead_letter(self, id: int) -> Position:
-        """A crash between the append and the removal leaves both; the same event again counts once."""
-        letter = await asyncio.to_thread(self._dead.get, id)
-        key = str(letter.position).encode()
-        position = await self._writer.append(Message(self._topic, key, letter.payload, letter.position.partition))
-        await asyncio.to_thread(self._dead.take_out, letter)
+        """As EventLog's, and one caller of this process at a time.
+
+        Two processes that replay the same letter at once both append it, as a crash between the append and the
+        removal does; the same event again counts once.
+        """
+        return await asyncio.to_thread(self._replay, id)
+
+    def _replay(self, id: int) -> Position:
+        with self._settling:
+            letter = self._dead.get(id)
+            key = str(letter.position).encode()
+            position = self._writer.append_now(Message(self._topic, key, letter.payload, letter.position.partition))
+            self._dead.take_out(letter)
         return position
 
     def drop_dead_letter(self, id: int) -> None:
-        self._dead.take_out(self._dead.get(id))
+        with self._settling:
+            self._dead.take_out(self._dead.get(id))
 
     def mark_read(self, positions: Mapping[int, int]) -> None:
         offsets = {

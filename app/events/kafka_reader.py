@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from app.events.kafka_client import Cluster, as_log_error
 from app.events.log import LogUnavailable, LostRange, PositionAhead
-
-T = TypeVar("T")
+from app.events.turns import take_turns
 
 POLL_MS = 100
 CONFIRM_S = 1.0
@@ -189,16 +188,3 @@ class Reader:
     def _poll(self, consumer: KafkaConsumer) -> None:
         for tp, records in consumer.poll(POLL_MS, max_records=POLL_RECORDS).items():
             self._places[tp.partition].keep(tp.partition, records)
-
-
-def take_turns(queues: Sequence[Iterable[T]], first: int) -> Iterator[T]:
-    """One item of each queue in turn, beginning with queue `first` (modulo their number), until all are empty."""
-    begin = first % len(queues)
-    waiting = [iter(queue) for queue in (*queues[begin:], *queues[:begin])]
-    while waiting:
-        still = []
-        for queue in waiting:
-            for item in islice(queue, 1):
-                yield item
-                still.append(queue)
-        waiting = still

@@ -112,6 +112,9 @@ class EventLog(ABC):
     def read(self, after: Mapping[int, int], limit: int) -> Sequence[Record]:
         """Up to `limit` records at or past `after[partition]` (0 where absent), in order within a partition.
 
+        Partitions that have records take turns. Which one comes first follows from the positions alone, so that
+        reading a log at rest a second time gives the same order.
+
         Raises LostRange where the log no longer holds the wanted offset, PositionAhead where it does not reach it,
         LogUnavailable where it cannot be asked now.
         """

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -21,11 +22,23 @@ from pydantic import (
 
 from app.events.arrays import Logprobs, TokenIds
 
+INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32, and engines take the likeliest token
 
 
 class BadEvent(ValueError):
     """A record that is no event this code can apply; the message is the dead letter's reason."""
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("has the character U+0000, which the registry's tables cannot hold")
+    return text
+
+
+# What the registry's tables can hold, so that no event stops whoever writes them.
+StoredText = Annotated[str, AfterValidator(_storable)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 
 class EventBase(BaseModel):
@@ -39,7 +52,7 @@ class EventBase(BaseModel):
     event_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1, max_length=512)
     schema_version: Literal[1] = 1
     policy: str = Field(min_length=1, max_length=64)
-    session_id: str = Field(min_length=1, max_length=128)
+    session_id: StoredText = Field(min_length=1, max_length=128)
     at: datetime
 
     @field_validator("at")
@@ -78,8 +91,8 @@ class Sampling(BaseModel):
 class Usage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
 
 
 class CompletionEvent(EventBase):
@@ -89,17 +102,17 @@ class CompletionEvent(EventBase):
     """
 
     type: Literal["completion"] = "completion"
-    completion_id: str
-    version: int = Field(ge=0, description="the adapter version that sampled; 0 is the base")
+    completion_id: StoredText = Field(min_length=1, max_length=300)
+    version: Count = Field(description="the adapter version that sampled; 0 is the base")
     prompt_ids: TokenIds
     completion_ids: TokenIds
     logprobs: Logprobs
     sampling: Sampling
     finish_reason: Literal["stop", "length", "tool_calls", "abort"]
     trainable: bool
-    not_trainable_reason: str | None = None
+    not_trainable_reason: StoredText | None = None
     usage: Usage
-    key_id: str
+    key_id: StoredText = Field(max_length=64)
     trace_id: str | None = None
     messages: list[dict[str, Any]] | None = None
     output: str | None = None
@@ -143,8 +156,8 @@ class RollbackEvent(EventBase):
     """The learner restores version `to` (0 = base) and goes on from there in `epoch`."""
 
     type: Literal["rollback"] = "rollback"
-    to: int = Field(ge=0)
-    epoch: int = Field(ge=1)
+    to: Count
+    epoch: int = Field(ge=1, le=INT32_MAX)
     reason: str
 
 

@@ -6,12 +6,14 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from app.errors import SetupError
 from app.events.log import DeadLetter, EventLog, LogUnavailable, LostRange, Position, PositionAhead, Record
 from app.events.schema import Event, encode
+from app.events.turns import take_turns
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -51,19 +53,9 @@ class SqliteLog(EventLog):
         return await asyncio.to_thread(self._append, event.session_id, encode(event))
 
     def read(self, after: Mapping[int, int], limit: int) -> Sequence[Record]:
-        records: list[Record] = []
-        for part in range(self.partitions):
-            start = after.get(part, 0)
-            rows = self._query(
-                "SELECT pos, payload FROM records WHERE part = ? AND pos >= ? ORDER BY pos LIMIT ?",
-                (part, start, limit - len(records)),
-            )
-            if rows and rows[0][0] > start:
-                raise LostRange(part, start, rows[0][0])
-            if not rows and start > (end := self.end_positions()[part]):
-                raise PositionAhead(part, start, end)
-            records += [Record(Position(part, pos), payload) for pos, payload in rows]
-        return records
+        starts = [after.get(part, 0) for part in range(self.partitions)]
+        found = [self._read(part, start, limit) for part, start in enumerate(starts)]
+        return list(islice(take_turns(found, sum(starts)), limit))
 
     def read_at(self, position: Position) -> Record:
         rows = self._query("SELECT payload FROM records WHERE part = ? AND pos = ?", tuple(position))
@@ -118,6 +110,16 @@ class SqliteLog(EventLog):
             (part, payload, part),
         ).fetchone()
         return Position(part, offset)
+
+    def _read(self, part: int, start: int, limit: int) -> list[Record]:
+        rows = self._query(
+            "SELECT pos, payload FROM records WHERE part = ? AND pos >= ? ORDER BY pos LIMIT ?", (part, start, limit)
+        )
+        if rows and rows[0][0] > start:
+            raise LostRange(part, start, rows[0][0])
+        if not rows and start > (end := self.end_positions()[part]):
+            raise PositionAhead(part, start, end)
+        return [Record(Position(part, pos), payload) for pos, payload in rows]
 
     def _replay(self, id: int) -> Position:
         with self._lock, _Immediate(self._db):

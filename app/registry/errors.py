@@ -9,6 +9,10 @@ class RolloutClosed(Conflict):
     code = "rollout_closed"
 
 
+class NumberTaken(Conflict):
+    """Another version has this number: one is never used twice."""
+
+
 class LeaseLost(RiachoError):
     """Another holder has the lease, or it ran out: whoever gets this must stop writing."""
 

@@ -9,6 +9,8 @@ from app.registry.leases import fence
 from app.registry.models import Completion, Update
 from app.registry.records import CompletionRow, CompletionState, Lease, UpdateRow, record_of, values_of
 
+BATCH = 1000
+
 
 class ProjectionStore:
     """Every write sets what the log says and can be repeated. One process writes for a policy: the learner, whose
@@ -50,6 +52,20 @@ class ProjectionStore:
                 )
                 .values(state=state, rollout_update=update)
             )
+
+    def take_back(self, policy: str, updates_after: int, waiting: Sequence[str], lease: Lease) -> None:
+        """Forget what was shown after a checkpoint: later updates, and what became of completions that wait in it.
+
+        The events after the checkpoint need not be read in the same order again, and so need not end the same.
+        """
+        with self._database.write() as session:
+            fence(session, self._database, lease)
+            session.execute(sa.delete(Update).where(Update.policy == policy, Update.number > updates_after))
+            unsettled = sa.update(Completion).values(state="waiting", rollout_update=None, trained_version=None)
+            session.execute(unsettled.where(Completion.policy == policy, Completion.rollout_update > updates_after))
+            gone = unsettled.where(Completion.state.in_(("dropped", "expired")))
+            for start in range(0, len(waiting), BATCH):
+                session.execute(gone.where(Completion.id.in_(waiting[start : start + BATCH])))
 
     def set_published(self, policy: str, updates: Sequence[int], version: int, lease: Lease) -> None:
         """Name the version that these updates went into, on them and on what they were trained on."""

@@ -9,6 +9,7 @@ from app.events.schema import RollbackEvent
 from app.registry import audit, deployments
 from app.registry.database import Database, changed
 from app.registry.deployments import unknown_version
+from app.registry.errors import NumberTaken
 from app.registry.leases import fence
 from app.registry.models import Deployment, Policy, Version
 from app.registry.policies import locked
@@ -30,8 +31,8 @@ class VersionStore:
     def add(self, new: NewVersion, lease: Lease) -> VersionRecord:
         """Store a version, if `lease` still holds; the same number and hash again returns what is stored.
 
-        A version of an epoch that is over is stored as rejected. Raises LeaseLost, NotFound (policy), and
-        Conflict for a number that has another hash or for an epoch that the registry has not reached.
+        A version of an epoch that is over is stored as rejected. Raises LeaseLost, NotFound (policy),
+        NumberTaken for a number that has another hash, and Conflict for an epoch that the registry has not reached.
         """
         with self._database.write() as session:
             fence(session, self._database, lease)
@@ -41,7 +42,7 @@ class VersionStore:
                 stored = self._row(new, epoch)
                 session.add(stored)
             elif stored.sha256 != new.sha256:
-                raise Conflict(
+                raise NumberTaken(
                     f"version {new.number} of {new.policy!r} exists with sha256 {stored.sha256}, not "
                     f"{new.sha256}: a number is never used twice; publish under a new one"
                 )

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -50,13 +51,13 @@ def rewarded(stream: list[Event]) -> list[Event]:
 class Home:
     """A learner with its own log, registry and adapter store."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, partitions: int = 1, **settings: Any) -> None:
         self.folder = folder
         url = f"sqlite:///{folder / 'registry.db'}"
         upgrade(url)
         self.registry = Registry.open(url)
         self.registry.policies.ensure("riacho", str(TINY_MODEL), fingerprint(str(TINY_MODEL)), 0.0, 1.0)
-        self.log = SqliteLog(folder / "log.db")
+        self.log = SqliteLog(folder / "log.db", partitions)
         self.settings = TrainingSettings(**settings)
         self.lease = self.take_lease("one")
         self.learner = self.new_learner()
@@ -81,6 +82,11 @@ class Home:
 
     def learn(self) -> None:
         self.learner.run(lambda: True, stop_at_end)
+
+    def crash(self) -> None:
+        """Let another learner go on from the newest checkpoint."""
+        self.learner = self.new_learner()
+        self.learner.resume(self.lease)
 
     def bytes_now(self) -> dict[str, bytes]:
         """Policy, critic, optimizers and running numbers as they stand."""
@@ -272,6 +278,7 @@ def test_rollback_to_the_base_restores_the_untrained_state(home: Home, stream: l
     home.append(*stream[:4])
     home.learn()
     assert home.bytes_now() != untrained
+    home.registry.versions.rollback("riacho", 0, "test", "test", lambda epoch: rollback(0, epoch))
     home.append(rollback(0, 1))
     home.learn()
     assert home.bytes_now() == untrained
@@ -303,11 +310,60 @@ def test_a_rejection_restores_the_parent_and_a_resume_repeats_it(tmp_path: Path,
     before = home.bytes_now()
     for name in (checkpoint.ADAPTER, checkpoint.CRITIC, checkpoint.OPTIMIZER):
         assert before[name] == (home.publisher.path(accepted) / name).read_bytes()
-    home.learner = home.new_learner()
-    home.learner.resume(home.lease)
+    home.crash()
     home.learn()
     assert home.bytes_now() == before
     assert states(home) == numbers
+    home.close()
+
+
+def rollouts_on(partitions: Sequence[int], rewarded: list[Event]) -> list[tuple[Event, Event]]:
+    """Completions and their final feedback, each in a session that lies on that one of two partitions."""
+    pairs = []
+    for n, partition in enumerate(partitions):
+        session = next(s for i in range(64) if crc32((s := f"s{n}-{i}").encode()) % 2 == partition)
+        changes = {"session_id": session, "completion_id": f"c{n}"}
+        completion = rewarded[0].model_copy(update=changes | {"event_id": f"c{n}"})
+        pairs.append((completion, rewarded[1].model_copy(update=changes | {"event_id": f"f{n}"})))
+    return pairs
+
+
+def test_tables_follow_the_fold_when_a_crash_changes_the_order(tmp_path: Path, rewarded: list[Event]) -> None:
+    """Lost updates are not shown, and each completion names the update and version that learned from it at last."""
+    home = Home(tmp_path, partitions=2, publish_every=2)
+    (a, judged_a), c, d, (b, judged_b), (unjudged, _) = rollouts_on([0, 0, 0, 1, 1], rewarded)
+    home.append(a, *c, *d, b, unjudged)
+    home.learn()
+    home.append(judged_a)
+    home.learn()
+    projections = home.registry.projections
+    assert next(row.session_ids for row in projections.updates("riacho")) == [a.session_id]
+    home.crash()
+    assert [row.number for row in projections.updates("riacho")] == [2, 1]
+    assert {row.state for row in projections.session("riacho", a.session_id)} == {"waiting"}
+    home.append(judged_b)  # on the partition whose turn is first at the checkpoint's positions
+    home.learn()
+    assert [row.session_ids for row in projections.updates("riacho")][:2] == [[a.session_id], [b.session_id]]
+    for session, update in ((a.session_id, 4), (b.session_id, 3)):
+        [row] = projections.session("riacho", session)
+        assert (row.state, row.rollout_update, row.trained_version) == ("trained", update, 2)
+    home.close()
+
+
+def test_a_rejected_number_is_not_used_again_when_a_crash_changes_the_order(
+    tmp_path: Path, rewarded: list[Event]
+) -> None:
+    """What the resumed learner makes of other events is another version, with the next number."""
+    home = Home(tmp_path, partitions=2, max_kl=1e-9)
+    first, second = rollouts_on([0, 1], rewarded)
+    home.append(*first)
+    home.learn()
+    assert states(home) == {1: "rejected"}
+    home.crash()
+    home.append(*second)
+    home.learn()
+    assert states(home) == {1: "rejected", 2: "rejected", 3: "rejected"}
+    assert home.learner.stream.lineage == []
     home.close()
 
 

@@ -224,6 +224,28 @@ def test_limit_and_positions_hold_over_several_partitions(backend: Backend) -> N
     assert len(set(positions)) == 30
 
 
+def test_busy_partition_does_not_hold_up_another(backend: Backend) -> None:
+    """Every read has records of each partition that has some, and a second reader sees the same order."""
+    with backend.open(3) as log:
+        _append(log, [feedback("busy", f"busy-{i}") for i in range(100)])
+        quiet = _append(log, [feedback(f"s{i}", f"e{i}") for i in range(20)])
+        assert len({position.partition for position in quiet}) == 3
+        ends = log.end_positions()
+        orders = []
+        for _ in range(2):
+            after, order = dict.fromkeys(ends, 0), list[Position]()
+            while waiting := {partition for partition in ends if after[partition] < ends[partition]}:
+                records = log.read(after, 7)
+                assert {record.position.partition for record in records} == waiting
+                for record in records:
+                    assert record.position.offset == after[record.position.partition]
+                    after[record.position.partition] += 1
+                order += [record.position for record in records]
+            orders.append(order)
+        assert len(orders[0]) == sum(ends.values())
+        assert orders[0] == orders[1]
+
+
 def test_log_keeps_its_partitions(backend: Backend) -> None:
     """An existing log is opened with its own number of partitions, so that sessions stay where they are."""
     with backend.open(3) as log:
@@ -309,6 +331,23 @@ def test_replay_of_an_unknown_dead_letter_is_a_key_error(log: EventLog) -> None:
         with pytest.raises(KeyError):
             _replay(log, unknown)
     assert log.end_positions() == {0: 1}
+
+
+def test_of_replays_and_drops_at_once_one_takes_the_dead_letter(log: EventLog) -> None:
+    """Ten callers of one process: the first has it and all others are told that it is gone."""
+    log.bury(Record(Position(0, 0), b"x"), "why", moment(1))
+    [letter] = log.dead_letters()
+
+    async def at_once() -> list[object]:
+        replays = [log.replay_dead_letter(letter.id) for _ in range(5)]
+        drops = [asyncio.to_thread(log.drop_dead_letter, letter.id) for _ in range(5)]
+        return list(await asyncio.gather(*replays, *drops, return_exceptions=True))
+
+    outcomes = asyncio.run(at_once())
+    assert sum(isinstance(outcome, KeyError) for outcome in outcomes) == 9
+    replayed = sum(isinstance(outcome, Position) for outcome in outcomes)
+    assert log.end_positions() == {0: replayed}
+    assert list(log.dead_letters()) == []
 
 
 def test_replayed_record_that_fails_again_is_a_new_dead_letter(log: EventLog) -> None:

@@ -171,6 +171,33 @@ def test_logprobs_of_another_type_are_a_bad_event(logprobs: Any) -> None:
         decode(_record(completion(), logprobs=logprobs))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"session_id": "s\0"},
+        {"completion_id": "c" * 301},
+        {"completion_id": "c\0"},
+        {"key_id": "k" * 65},
+        {"key_id": "k\0"},
+        {"version": 2**31},
+        {"usage": {"prompt_tokens": 2**31, "completion_tokens": 0}},
+        {"usage": {"prompt_tokens": 0, "completion_tokens": -1}},
+        {"trainable": False, "not_trainable_reason": "\0"},
+    ],
+)
+def test_what_no_table_can_hold_is_a_bad_event(change: dict[str, Any]) -> None:
+    """Whoever reads it gives the reason with the field, before the database refuses it."""
+    payload = json.loads(encode(completion())) | change
+    with pytest.raises(BadEvent, match=list(change)[-1]):
+        decode(json.dumps(payload).encode())
+
+
+def test_content_may_have_any_character() -> None:
+    """Text of people and models is kept as it is."""
+    event = completion(messages=[{"role": "user", "content": "a\0b"}], output="\0")
+    assert decode(encode(event)) == event
+
+
 def test_time_outside_the_calendar_is_a_bad_event() -> None:
     """The last hour of year 9999 west of Greenwich has no UTC time, and is a dead letter, not a crash."""
     with pytest.raises(BadEvent, match=r"feedback\.at"):

@@ -7,8 +7,8 @@ import pytest
 from app.config import Resolved, load
 from app.errors import SetupError
 from app.events.kafka_client import Cluster
-from app.events.kafka_reader import take_turns
 from app.events.kafka_topics import wanted
+from app.events.turns import take_turns
 from app.settings import AppSettings
 
 SASL = {"RIACHO_KAFKA_SECURITY_PROTOCOL": "SASL_SSL", "RIACHO_KAFKA_USERNAME": "u", "RIACHO_KAFKA_PASSWORD": "hush"}

@@ -239,6 +239,30 @@ def test_replay_writes_the_same_rows(registry: Registry, lease: Lease) -> None:
     assert len(once[0]) == 400
 
 
+def test_what_came_after_a_checkpoint_is_taken_back(registry: Registry, lease: Lease) -> None:
+    """Later updates are gone, and what waits in the checkpoint waits again; earlier outcomes stay."""
+    projections = registry.projections
+    sessions = {"a": "trained", "b": "trained", "c": "dropped", "d": "expired", "e": "expired"}
+    projections.save("p", [completion(id, session_id=id) for id in sessions], [update_row(1), update_row(2)], lease)
+    projections.save("p", [completion("f", session_id="c", state="not_trainable")], [], lease)
+    for session, update in (("a", 1), ("b", 2)):
+        projections.set_outcome("p", [session], "trained", update, lease)
+        projections.set_published("p", [update], update, lease)
+    projections.set_outcome("p", ["c"], "dropped", None, lease)
+    projections.set_outcome("p", ["d", "e"], "expired", None, lease)
+    projections.take_back("p", 1, ["b", "c", "d", "f", "unknown"], lease)
+    assert [row.number for row in projections.updates("p")] == [1]
+    rows = {id: projections.completion(id) for id in [*sessions, "f"]}
+    assert {id: (row.state, row.rollout_update, row.trained_version) for id, row in rows.items() if row} == {
+        "a": ("trained", 1, 1),
+        "b": ("waiting", None, None),
+        "c": ("waiting", None, None),
+        "d": ("waiting", None, None),
+        "e": ("expired", None, None),
+        "f": ("not_trainable", None, None),
+    }
+
+
 def test_a_fenced_learner_shows_nothing(registry: Registry, lease: Lease, clock: Clock) -> None:
     """After a takeover the former learner's writes are refused, and what its successor shows stays."""
     clock.tick(3601)
@@ -252,6 +276,7 @@ def test_a_fenced_learner_shows_nothing(registry: Registry, lease: Lease, clock:
         lambda: registry.projections.save("p", [completion("c")], [update_row(1)], lease),
         lambda: registry.projections.set_outcome("p", ["s"], "dropped", None, lease),
         lambda: registry.projections.set_published("p", [1], 5, lease),
+        lambda: registry.projections.take_back("p", 0, ["c"], lease),
     ):
         with pytest.raises(LeaseLost, match="one no longer holds"):
             write()
