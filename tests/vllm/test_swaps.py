@@ -12,14 +12,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from app.events.schema import CompletionEvent
-from app.settings import TINY_MODEL
 from tests.publishing import Publisher
-from tests.scoring import worst_difference
-from tests.service import POLICY, Service, stream_data
+from tests.scoring import differences
+from tests.service import MODEL, POLICY, Service, stream_data
+from tests.vllm.conftest import TOLERANCE
 
 PUBLISHES = 20  # more than the slots, so that versions are evicted under load
 CLIENTS = 8
-TOLERANCE = 1e-4
 LAST = 15
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Write a line about the sea."}],
@@ -37,7 +36,7 @@ async def talk(client: httpx.AsyncClient, model: str, done: asyncio.Event) -> No
 
 
 def model_of(version: int, store: Path) -> Any:
-    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     return (PeftModel.from_pretrained(base, str(store / str(version))) if version else base).eval()
 
 
@@ -63,11 +62,12 @@ async def test_every_answer_is_exactly_its_versions(
     assert len(counts) > PUBLISHES / 2
     assert service.metric("riacho_loaded_versions") <= 8
     store = service.home / "adapters" / POLICY
-    worst: dict[int, float] = {}
+    found: dict[int, list[float]] = {}
     for version in counts:
         model = model_of(version, store)
         mine = [event for event in events if event.version == version][:LAST]
-        worst[version] = max(worst_difference(model, event) for event in mine)
+        found[version] = [difference for event in mine for difference in differences(model, event)]
     record_property("answers", len(events))
-    record_property("worst", max(worst.values()))
-    assert max(worst.values()) <= TOLERANCE, worst
+    record_property("worst", max(map(max, found.values())))
+    for of_version in found.values():
+        TOLERANCE.require(of_version)
