@@ -6,6 +6,7 @@ the highest in brackets.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,7 @@ async def interleaved(rounds: int, measures: Mapping[str, Callable[[], Awaitable
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value that `percent` of them do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+    return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
 
 @dataclass(frozen=True, slots=True)
