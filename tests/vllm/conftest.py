@@ -30,7 +30,6 @@ TOLERANCE = TOLERANCES[DTYPE]
 # On the GPU several servers run side by side: the KV cache has its own bound, and this only has to be free.
 DEVICE_OPTIONS = {"cpu": ["--cpu", "--kv-cache-mib", "64"], "cuda": ["--kv-cache-mib", "1024"]}[DEVICE]
 DEVICE_LIMITS = {"cpu": [], "cuda": ["--gpu-memory-utilization", "0.3"]}[DEVICE]
-SCALE = 0.2  # of LoRA B: the adapters' effect stands out from the noise of any dtype
 START_S = 300
 MAX_RANK = 16
 
@@ -124,6 +123,6 @@ def service(vllm: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @pytest.fixture(scope="module")
 def publisher(service: Service) -> Iterator[Publisher]:
-    publisher = Publisher(service.home, SCALE)
+    publisher = Publisher(service.home)
     yield publisher
     publisher.close()

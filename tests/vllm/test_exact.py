@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 12 + 30?"}]
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def publisher(service: Service) -> Iterator[Publisher]:
+    """Its adapters' effect stands out from the noise of any dtype."""
+    publisher = Publisher(service.home, scale=0.2)
+    yield publisher
+    publisher.close()
 
 
 @pytest.fixture(scope="module")
