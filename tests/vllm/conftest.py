@@ -1,7 +1,9 @@
 """A real vLLM server for these tests, started by `riacho vllm` as an operator would.
 
-RIACHO_TEST_VLLM_PYTHON names the interpreter of an environment with vLLM (by default .venv-vllm's);
-RIACHO_TEST_ENGINE_URLS names a server that runs already.
+RIACHO_TEST_VLLM_PYTHON names the interpreter of an environment with vLLM (by default .venv-vllm's),
+RIACHO_TEST_VLLM_DEVICE what it runs on (`cpu`, or `cuda` for vLLM's CUDA build) and RIACHO_TEST_VLLM_DTYPE its dtype
+(float32 on the CPU, bfloat16 on a GPU); the tolerances follow from the dtype. RIACHO_TEST_MODEL names another model,
+and RIACHO_TEST_ENGINE_URLS a server that runs already.
 """
 
 import os
@@ -16,12 +18,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.settings import TINY_MODEL
+from tests.precision import TOLERANCES
 from tests.publishing import Publisher
-from tests.service import ENGINE_URLS, Service, environment, eventually
+from tests.service import ENGINE_URLS, MODEL, Service, environment, eventually
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("RIACHO_TEST_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
+DEVICE = os.environ.get("RIACHO_TEST_VLLM_DEVICE", "cpu")
+DTYPE = os.environ.get("RIACHO_TEST_VLLM_DTYPE", {"cpu": "float32", "cuda": "bfloat16"}[DEVICE])
+TOLERANCE = TOLERANCES[DTYPE]
+# On the GPU several servers run side by side: the KV cache has its own bound, and this only has to be free.
+DEVICE_OPTIONS = {"cpu": ["--cpu", "--kv-cache-mib", "64"], "cuda": ["--kv-cache-mib", "1024"]}[DEVICE]
+DEVICE_LIMITS = {"cpu": [], "cuda": ["--gpu-memory-utilization", "0.3"]}[DEVICE]
 START_S = 300
 MAX_RANK = 16
 
@@ -34,9 +42,9 @@ def free_port() -> int:
 
 
 class VllmProcess:
-    """A vLLM server for the tiny model or another, on a port of its own that it keeps over restarts."""
+    """A vLLM server on a port of its own that it keeps over restarts."""
 
-    def __init__(self, home: Path, model: Path = TINY_MODEL) -> None:
+    def __init__(self, home: Path, model: Path = Path(MODEL)) -> None:
         self._home = home
         self._model = model
         self._output = home / "output.log"
@@ -45,9 +53,9 @@ class VllmProcess:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        options = ["--model", str(self._model), "--cpu", "--python", PYTHON, "--port", str(self._port)]
-        options += ["--kv-cache-mib", "64", "--max-rank", str(MAX_RANK)]
-        limits = ["--max-num-seqs", "16", "--max-num-batched-tokens", "1024"]
+        options = ["--model", str(self._model), "--python", PYTHON, "--port", str(self._port), *DEVICE_OPTIONS]
+        options += ["--max-rank", str(MAX_RANK)]
+        limits = ["--dtype", DTYPE, "--max-num-seqs", "16", "--max-num-batched-tokens", "1024", *DEVICE_LIMITS]
         with self._output.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", "vllm", *options, "--", *limits],

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,20 +11,28 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.events.schema import CompletionEvent
-from app.settings import TINY_MODEL
 from learner.tiny.tool_dialogues import CALCULATOR
+from tests.precision import require_another
 from tests.publishing import Publisher
-from tests.scoring import worst_difference
-from tests.service import Service, stream_data
+from tests.scoring import differences
+from tests.service import MODEL, Service, stream_data
+from tests.vllm.conftest import TOLERANCE
 
-TOLERANCE = 1e-4
 SEEDS = range(4)
 SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 12 + 30?"}]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(TINY_MODEL)
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def publisher(service: Service) -> Iterator[Publisher]:
+    """Its adapters' effect stands out from the noise of any dtype."""
+    publisher = Publisher(service.home, scale=0.2)
+    yield publisher
+    publisher.close()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +42,7 @@ def models(service: Service, publisher: Publisher) -> dict[str, Any]:
     asyncio.run(publisher.wait_live(1))
 
     def base() -> Any:
-        return AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
     adapted = PeftModel.from_pretrained(base(), str(service.home / "adapters/riacho/1")).eval()
     return {"riacho@base": base(), "riacho@1": adapted}
@@ -75,7 +84,7 @@ def test_ids_and_logprobs_are_those_of_transformers_and_peft(
 ) -> None:
     """Prompt ids are the template's, every sampled token is recorded with its logprob, and all can be trained on."""
     prompt = tokenizer.apply_chat_template(SUM, tools=tools, add_generation_prompt=True, return_dict=True)["input_ids"]
-    worst = 0.0
+    found: list[float] = []
     for seed in SEEDS:
         event, text, calls = ask(service, stream, model=name, temperature=temperature, seed=seed, tools=tools)
         assert event.trainable, event.not_trainable_reason
@@ -86,9 +95,10 @@ def test_ids_and_logprobs_are_those_of_transformers_and_peft(
         for call in calls:
             assert call["function"]["name"] in decoded
             assert json.loads(call["function"]["arguments"]) is not None
-        worst = max(worst, worst_difference(models[name], event))
-    record_property("worst", worst)
-    assert worst <= TOLERANCE
+        found += differences(models[name], event)
+    record_property("worst", max(found))
+    record_property("mean", sum(found) / len(found))
+    TOLERANCE.require(found)
 
 
 def test_tool_calls_arrive_whole_and_can_be_trained_on(service: Service, models: dict[str, Any]) -> None:
@@ -108,8 +118,8 @@ def test_tool_calls_arrive_whole_and_can_be_trained_on(service: Service, models:
 
 def test_the_adapter_is_applied(service: Service, models: dict[str, Any]) -> None:
     """What version 1 sampled is clearly not what the base gives: agreement above means something."""
-    event, _, _ = ask(service, False, model="riacho@1", seed=1)
-    assert worst_difference(models["riacho@base"], event) > 100 * TOLERANCE
+    events = [ask(service, False, model="riacho@1", seed=seed)[0] for seed in SEEDS]
+    require_another([difference for event in events for difference in differences(models["riacho@base"], event)])
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.mixture import ATTENTION, FURTHER, write_adapter, write_mixture
+from tests.precision import require_another
 from tests.publishing import Publisher
-from tests.scoring import worst_difference
+from tests.scoring import differences
 from tests.service import Service, eventually
-from tests.vllm.conftest import VllmProcess
+from tests.vllm.conftest import TOLERANCE, VllmProcess
 
-TOLERANCE = 1e-4
 SEEDS = range(4)
 ASKED = "What is 12 + 30?"
 
@@ -65,17 +65,19 @@ def test_attention_is_served_exactly(
     messages = [{"role": "user", "content": ASKED}]
     template = AutoTokenizer.from_pretrained(mixture).apply_chat_template
     prompt = template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    worst = 0.0
+    found: list[float] = []
+    of_another: list[float] = []
     for seed in SEEDS:
         answer = service.ask(ASKED, model=name, seed=seed, max_tokens=48)
         event = service.recorded(answer["id"])
         assert event.trainable, event.not_trainable_reason
         assert list(event.prompt_ids) == prompt
-        worst = max(worst, worst_difference(models[name], event))
+        found += differences(models[name], event)
         [other] = models.keys() - {name}
-        assert worst_difference(models[other], event) > 100 * TOLERANCE  # so that agreement means something
-    record_property("worst", worst)
-    assert worst <= TOLERANCE
+        of_another += differences(models[other], event)
+    record_property("worst", max(found))
+    TOLERANCE.require(found)
+    require_another(of_another)
 
 
 @pytest.mark.parametrize("case", FURTHER)

@@ -15,9 +15,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from app.settings import TINY_MODEL
 from tests.publishing import Publisher, save_adapter
-from tests.service import Service, eventually
+from tests.service import MODEL, Service, eventually
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -34,7 +33,7 @@ def saved(**options: Any) -> Callable[[Path], None]:
 
     def change(path: Path) -> None:
         shutil.rmtree(path)
-        base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+        base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **{"target_modules": ["q_proj"]} | options)
         save_adapter(get_peft_model(base, config).eval(), path)
 
@@ -63,7 +62,7 @@ def zero_b(held: dict[str, Any]) -> dict[str, Any]:
 def from_another_base(path: Path) -> None:
     """An adapter that fits, trained on a base of the same shape."""
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     with torch.no_grad():
         for parameter in base.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.3)

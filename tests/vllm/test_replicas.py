@@ -16,14 +16,13 @@ from transformers import AutoTokenizer
 from app.events.schema import CompletionEvent
 from app.settings import TINY_MODEL
 from tests.publishing import Publisher
-from tests.scoring import worst_by_version
+from tests.scoring import differences_by_version
 from tests.service import POLICY, Service, eventually, stream_data
-from tests.vllm.conftest import VllmProcess
+from tests.vllm.conftest import TOLERANCE, VllmProcess
 
 PUBLISHES, ROLLBACKS = 50, 5
 STREAMS = 16
 SLOTS = 8
-TOLERANCE = 1e-4
 COMPARED = 8
 PROMPT = "Write about the sea, the rain, the wind and the moon over the hills. " * 9  # longer than a cache block
 SAMPLED: dict[str, Any] = {"temperature": 1, "max_tokens": 24}
@@ -120,7 +119,7 @@ async def test_fifty_publishes_and_five_rollbacks_under_sixteen_streams(
         assert events.keys() == {*asked["greedy"], *asked["sampled"]}
         sampled = [events[id] for id in asked["sampled"]]
         assert all(event.trainable for event in sampled)
-        worst = worst_by_version(service.home / "adapters" / POLICY, sampled, COMPARED)
+        found = differences_by_version(service.home / "adapters" / POLICY, sampled, COMPARED)
         async with client_of(service) as client:
             undisturbed = await greedy_tokens(service, client, greedy, {events[id].version for id in asked["greedy"]})
     for id in asked["greedy"]:
@@ -130,11 +129,12 @@ async def test_fifty_publishes_and_five_rollbacks_under_sixteen_streams(
     versions = Counter(event.version for event in events.values())
     record_property("answers", len(events))
     record_property("versions", len(versions))
-    record_property("worst", max(worst.values()))
+    record_property("worst", max(map(max, found.values())))
     record_property("memory_mib", [round(value) for value in memory])
     assert len(versions) > PUBLISHES / 2
     assert most_adapters <= SLOTS
-    assert max(worst.values()) <= TOLERANCE, worst
+    for of_version in found.values():
+        TOLERANCE.require(of_version)
     assert memory[-1] < memory[0] * 1.1
     assert all(requests_of(server) > len(events) / 5 for server in servers), "both replicas serve"
 
