@@ -40,8 +40,6 @@ FEWEST = 5
 ANSWERS_COMPARED = 10
 LOOK_S = 0.5
 LOOK_AT = 20
-QUIET_S = 2.0
-SETTLE_S = 30.0
 ROLLBACK_LIMIT_S = 30.0
 
 
@@ -65,7 +63,7 @@ class Demo:
                     self._look()
                     view.show(self._progress)
                 self._pinned[taste] = self._pin()
-        self._settle()
+        self._users.settle()
         return self._progress.rollouts
 
     def take_back(self) -> Rollback:
@@ -97,14 +95,6 @@ class Demo:
         if version:
             self._operator.pin(version)
         return version
-
-    def _settle(self) -> None:
-        """Let the learner finish with the last feedback: wait until it is quiet."""
-        deadline = time.monotonic() + SETTLE_S
-        last = None
-        while (newest := self._operator.newest_updates(1)) != last and time.monotonic() < deadline:
-            last = newest
-            time.sleep(QUIET_S)
 
     def _glances(self, since: float) -> Iterator[Answer]:
         for request in requests(self._rng, "glance", max_tokens=1):

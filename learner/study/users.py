@@ -130,6 +130,10 @@ class Users:
             text=answer.text,
         )
 
+    def settle(self) -> None:
+        """Wait until the learner is done with all that was judged."""
+        self._pace.wait(unlearned=0)
+
     def phase(self, wanted: Iterable[Request], style: str) -> Iterator[Rollout]:
         """All conversations of one preference, one after the other."""
         for request in wanted:

@@ -42,6 +42,14 @@ def test_users_wait_until_the_learner_has_caught_up() -> None:
     assert learner.now == pytest.approx(7.0, abs=0.1)
 
 
+def test_at_the_end_users_wait_for_all_of_it() -> None:
+    """With none allowed to wait, the last one counts too."""
+    learner = Learner(3.0)
+    learner.judge(1)
+    learner.pace.wait(unlearned=0)
+    assert learner.now == pytest.approx(3.0, abs=0.1)
+
+
 def test_a_slow_learner_is_waited_for_as_long_as_it_gets_on() -> None:
     """Each completion that it uses begins the patience anew."""
     learner = Learner(0.9 * LIMIT_S, 1.8 * LIMIT_S)
