@@ -1,5 +1,5 @@
 """The experiments: simulated users who teach a running Riacho through its HTTP API, measurements and plots.
 
 Boundary: a client of the service. It starts it as a process and speaks HTTP; of Riacho it imports `learner.tiny`
-only.
+and the shipped model's path only.
 """

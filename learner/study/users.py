@@ -1,7 +1,7 @@
 """Simulated users: what they ask, how they judge an answer, and the calls they make."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -10,17 +10,16 @@ import httpx
 import openai
 
 from learner.study.measure import Rollout
+from learner.study.pace import Pace
 from learner.tiny.corpus import writing_prompt
 from learner.tiny.scorers import style_score
 from learner.tiny.styles import STYLE_NAMES
 
-MODEL = "riacho"
 TEMPERATURE = 1.0
 MAX_TOKENS = 72
 SEEDS = 2**31
 TIMEOUT_S = 60.0
-# One at a time keeps answers close to the newest version: the local engine has one thread for the model.
-USERS = 1
+UNDECIDED = ("captured", "waiting")
 
 Clock = Callable[[], float]
 
@@ -67,23 +66,24 @@ def scores(answer: Answer) -> dict[str, float]:
 
 
 class Users:
-    """The clients of one service, over one connection pool each for answers and for feedback."""
+    """The clients of one service, over one connection pool for answers and one for all else."""
 
-    def __init__(self, url: str, key: str, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, url: str, policy: str, key: str, clock: Clock) -> None:
+        self._policy, self._clock = policy, clock
         # No retries: a request that fails is a finding.
         self._chat = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=TIMEOUT_S)
-        self._feedback = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S)
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S)
+        self._pace = Pace(self.learned, clock, time.sleep)
 
     def close(self) -> None:
         self._chat.close()
-        self._feedback.close()
+        self._http.close()
 
     def ask(self, request: Request) -> Answer:
         """Send one request and wait for its answer."""
         started = self._clock()
         response = self._chat.chat.completions.with_raw_response.create(
-            model=MODEL,
+            model=self._policy,
             messages=[{"role": "user", "content": request.prompt}],
             temperature=TEMPERATURE,
             max_tokens=request.max_tokens,
@@ -104,14 +104,22 @@ class Users:
     def reward(self, completion_id: str, reward: float) -> float:
         """Post the judgement; the time at which the service accepted it."""
         body = {"completion_id": completion_id, "reward": reward}
-        self._feedback.post("/v1/feedback", json=body).raise_for_status()
+        self._http.post("/v1/feedback", json=body).raise_for_status()
         return self._clock()
 
+    def learned(self, completion_id: str) -> bool:
+        """Whether the learner has trained on a completion or will never do so."""
+        response = self._http.get(f"/v1/completions/{completion_id}")
+        response.raise_for_status()
+        return response.json()["state"] not in UNDECIDED
+
     def converse(self, request: Request, style: str) -> Rollout:
-        """Ask, judge by the preferred style, and tell the service."""
+        """Ask when the service has kept up, judge by the preferred style, and tell the service."""
+        self._pace.wait()
         answer = self.ask(request)
         judged = scores(answer)
         accepted = self.reward(answer.completion_id, judged[style])
+        self._pace.judged(answer.completion_id)
         return Rollout(
             session=request.session,
             style=style,
@@ -122,7 +130,11 @@ class Users:
             text=answer.text,
         )
 
+    def settle(self) -> None:
+        """Wait until the learner is done with all that was judged."""
+        self._pace.wait(unlearned=0)
+
     def phase(self, wanted: Iterable[Request], style: str) -> Iterator[Rollout]:
-        """All conversations of one preference, in the order of their requests."""
-        with ThreadPoolExecutor(USERS) as pool:
-            yield from pool.map(lambda request: self.converse(request, style), wanted)
+        """All conversations of one preference, one after the other."""
+        for request in wanted:
+            yield self.converse(request, style)
