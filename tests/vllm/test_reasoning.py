@@ -168,7 +168,11 @@ def test_earlier_reasoning_reaches_the_template(service: Service, model: Any, to
     ids=lambda fields: list(fields)[-1],
 )
 def test_a_grammar_after_reasoning_is_not_trained_on(service: Service, fields: dict[str, Any]) -> None:
-    """It is served, and marked with the reason."""
-    event, _ = ask(service, True, seed=1, **fields)
+    """It is served, and marked with the reason.
+
+    Asked something that calls no tool: where <tool_call> ends the reasoning, vLLM's grammar refuses that very token.
+    """
+    messages = [{"role": "user", "content": "Tell me about the sea."}]
+    event, _ = ask(service, True, messages=messages, seed=1, **fields)
     assert event.completion_ids
     assert event.not_trainable_reason == "the output was constrained"
