@@ -14,6 +14,7 @@ from litestar.plugins.pydantic import PydanticPlugin
 
 from app.api.admin import AdminController
 from app.api.chat import chat_completions
+from app.api.engines import list_engines
 from app.api.errors import HANDLERS
 from app.api.feedback import close_session, get_completion, post_feedback
 from app.api.health import live, metrics, ready
@@ -66,7 +67,7 @@ def create_app(
         route_handlers=[
             *(chat_completions, list_models, get_model),
             *(post_feedback, close_session, get_completion),
-            AdminController,
+            *(AdminController, list_engines),
             *(live, ready, metrics),
         ],
         dependencies={"services": Provide(_services, sync_to_thread=False)},

@@ -95,6 +95,7 @@ def demo(args: tuple[str, ...]) -> None:
 @click.option("--max-rank", type=int, default=16, show_default=True, help="Adapters of a larger rank are refused.")
 @click.option("--max-context", type=int, help="Prompt and answer together; the model's own by default.")
 @click.option("--tool-parser", default="hermes", show_default=True, help="How this model writes tool calls.")
+@click.option("--reasoning-parser", help="How this model writes its reasoning, such as qwen3; all is answer without.")
 @click.option("--kv-cache-mib", type=int, help="Memory of the KV cache; vLLM's own choice by default, 256 with --cpu.")
 @click.option("--python", default=sys.executable, help="The interpreter of vLLM's environment, if it has its own.")
 @click.option("--print", "print_only", is_flag=True, help="Print the command and do not run it.")

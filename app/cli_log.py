@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import click
 from rich.console import Console
@@ -15,6 +16,7 @@ from app import dead_letters
 from app.config import load
 from app.events.log import EventLog
 from app.events.open import kafka_cluster, open_log
+from app.events.spool_view import view_spool
 from app.settings import AppSettings
 
 EMBEDDED = "the embedded log makes its file itself; topics belong to log_url = kafka://HOST:PORT"
@@ -56,6 +58,22 @@ def check() -> None:
     if faults:
         sys.exit(os.EX_CONFIG)
     click.echo(f"{cluster}: the topics are as the settings want them")
+
+
+@log_group.command("spool")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def spool(as_json: bool) -> None:
+    """Show what waits for the log on this machine, and the events that the log refused."""
+    view = view_spool(load(AppSettings, {})[0].spool_path)
+    if as_json:
+        click.echo(json.dumps(asdict(view)))
+        return
+    click.echo(f"{view.events} events ({view.bytes} bytes) wait for the log")
+    table = Table("refused", "bytes", "reason")
+    for event in view.refused:
+        table.add_row(str(event.id), str(event.bytes), Text(event.reason))
+    if view.refused:
+        console.print(table)
 
 
 @log_group.command("dead")

@@ -123,7 +123,8 @@ class Services:
         """Why requests should not be sent here now; empty when ready."""
         problems = [f"the {job.get_name()} stopped: {job.exception()}" for job in self.jobs if job.done()]
         if not await self.engine.healthy():
-            problems.append("the engine does not answer")
+            out = "; ".join(f"{state.name}: {state.problem}" for state in self.engine.states())
+            problems.append(f"the engine does not answer ({out})")
         live = self.versions.live
         if live and live not in self.engine.loaded():
             problems.append(f"{self.versions.name(live)} is not loaded")

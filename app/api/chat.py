@@ -69,7 +69,7 @@ async def stream_body(running: Running, shapes: Shapes, include_usage: bool) -> 
             yield event(shapes.opening(choice))
         async for piece in running.pieces():
             chunk = piece.chunk
-            if chunk.text or chunk.tool_calls or chunk.finish_reason or chunk.details:
+            if chunk.text or chunk.reasoning or chunk.tool_calls or chunk.finish_reason or chunk.details:
                 yield event(shapes.piece(piece))
         if include_usage:
             yield event(shapes.usage_chunk(running))

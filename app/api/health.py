@@ -25,6 +25,6 @@ async def ready(services: Services) -> Response[dict[str, Any]]:
 @get("/metrics", media_type="text/plain", tags=["health"])
 async def metrics(services: Services) -> bytes:
     """Prometheus metrics of this process, and the learner's newest update."""
-    services.metrics.engine_healthy.set(await services.engine.healthy())
+    services.metrics.show_engines(services.engine.states())
     await to_thread.run_sync(services.refresh_metrics)
     return services.metrics.render()

@@ -41,6 +41,8 @@ class Shapes:
 
     def piece(self, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {}
+        if piece.chunk.reasoning:
+            delta["reasoning_content"] = piece.chunk.reasoning
         if piece.chunk.text:
             delta["content"] = piece.chunk.text
         if piece.chunk.tool_calls:
@@ -65,6 +67,8 @@ class Shapes:
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
             message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in answer.tool_calls]
         else:

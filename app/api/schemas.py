@@ -20,6 +20,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = Field(None, description="what the model thought before this, for the template")
 
 
 class StreamOptions(BaseModel):

@@ -7,9 +7,10 @@ from pathlib import Path
 from app.doctor.findings import Finding, look
 from app.engines.adapter_shapes import base_shapes, check_adapter
 from app.engines.base import BASE_VERSION, Adapter
-from app.errors import NotFound, SetupError
+from app.errors import NotFound, RiachoError, SetupError
 from app.events.log import EventLog
-from app.events.open import open_log
+from app.events.open import kafka_cluster, open_log
+from app.events.spool_view import SpoolView, view_spool
 from app.fingerprint import fingerprint, model_directory
 from app.registry import Registry, utc_now
 from app.settings import AppSettings
@@ -29,7 +30,9 @@ def check_stores(settings: AppSettings) -> list[Finding]:
         registry, events = opened.registry, opened.events
         if registry is not None:
             findings += _registered(settings, registry)
+        findings.append(look("spool", "repair the file, or move it away: what waits in it is lost", opened.spool))
         if events is not None:
+            findings += topics(settings)
             findings.append(look("dead letters", "see `riacho log dead`", lambda: dead_letters(events)))
         if registry is not None and events is not None:
             mend = "mend the registry or the log"
@@ -71,6 +74,10 @@ class _Opened:
         scheme = url.partition(":")[0]
         kind = "embedded" if scheme == "sqlite" else scheme
         return Finding("log", "ok", f"{kind}, partitions: {len(ends)}, events: {sum(ends.values())}")
+
+    def spool(self) -> Finding:
+        """Events that wait on this machine, and those that the log refused; raises SetupError."""
+        return spool(view_spool(self._settings.spool_path), self._settings.spool_max_bytes)
 
 
 def _registered(settings: AppSettings, registry: Registry) -> list[Finding]:
@@ -135,6 +142,37 @@ def outbox(policy: str, registry: Registry) -> Finding:
         return Finding("outbox", "ok", "nothing waits for the log")
     found = f"{waiting}{' or more' if waiting == MANY else ''} accepted events have waited for the log for a minute"
     return Finding("outbox", "warn", found, "start the app, which appends them; if it runs, the log takes nothing")
+
+
+def spool(view: SpoolView, limit: int) -> Finding:
+    """Nothing waits for the log, and the log refused nothing."""
+    if view.bytes >= limit:
+        found = f"it is full: {view.events} events ({view.bytes} bytes) wait for the log"
+        return Finding("spool", "fail", found, "bring the log back, or allow more (RIACHO_SPOOL_MAX_BYTES)")
+    if view.refused:
+        found = f"the log refused {len(view.refused)} events, the last because {view.refused[-1].reason}"
+        return Finding("spool", "warn", found, "`riacho log spool` lists them; raise the limit that they passed")
+    if view.events:
+        found = f"{view.events} events ({view.bytes} bytes) wait for the log"
+        return Finding("spool", "warn", found, "start the app, which forwards them; if it runs, bring the log back")
+    return Finding("spool", "ok", "nothing waits for the log")
+
+
+def topics(settings: AppSettings) -> list[Finding]:
+    """Each way in which a Kafka log's topics differ from the settings; nothing for a log that has none."""
+    cluster = kafka_cluster(settings)
+    if cluster is None:
+        return []
+    from app.events import kafka_topics
+
+    try:
+        faults = kafka_topics.check(cluster)
+    except RiachoError as error:
+        return [Finding("topics", "fail", error.message, "start the brokers, or correct RIACHO_LOG_URL")]
+    found = [fault.partition(": ") for fault in faults]
+    return [Finding("topics", "fail", fault, advice) for fault, _, advice in found] or [
+        Finding("topics", "ok", "as the settings want them")
+    ]
 
 
 def dead_letters(events: EventLog) -> Finding:

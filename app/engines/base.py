@@ -54,8 +54,9 @@ class Chunk:
     """A piece of one answer.
 
     The first chunk carries `prompt_ids`. `token_ids` and `logprobs` have equal length and include tokens
-    that give no text (end of turn, the inside of a stop string). `text` is what the client may see. The last
-    chunk, and only it, has a `finish_reason`.
+    that give no text (end of turn, the inside of a stop string). `text` is what the client may see, `reasoning` what
+    the model thought before it, where the engine tells them apart. The last chunk, and only it, has a `finish_reason`;
+    `sampled` is there how many tokens the engine counted over the whole answer, None where it does not say.
     """
 
     text: str = ""
@@ -65,6 +66,8 @@ class Chunk:
     tool_calls: tuple[dict[str, Any], ...] = ()
     prompt_ids: tuple[int, ...] | None = None
     finish_reason: FinishReason | None = None
+    reasoning: str = ""
+    sampled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

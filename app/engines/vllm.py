@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from app.engines.vllm_wire import (
     distributions_of,
     event_data,
     refusal,
+    sampled_tokens,
 )
 from app.errors import AdapterRejected, RiachoError, Unavailable
 from app.fingerprint import model_directory
@@ -97,6 +99,8 @@ class VllmClient:
                             last = chunk  # read on to the stream's end, so that the connection can serve again
                         elif chunk is not None:
                             yield chunk
+                        elif last is not None:
+                            last = replace(last, sampled=sampled_tokens(data))
         except httpx.TransportError as error:
             raise EngineLost(f"The connection to the engine was lost: {_name_of(error)}. Send it again.") from error
         if last is None:

@@ -7,9 +7,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, Field, ValidationError
 
 from app.engines.base import EngineInfo
 from app.engines.vllm_wire import ALTERNATIVES, CUT_OFF
@@ -17,6 +18,7 @@ from app.errors import SetupError
 from app.fingerprint import fingerprint
 
 MOST_ALTERNATIVES = ALTERNATIVES + 1  # and the sampled token
+SHOWN = 120  # characters of a foreign answer
 _START = "start it as `riacho vllm` does"
 _HELLO = [{"role": "user", "content": "Hello"}]
 # vLLM leaves out of a rendered request what has its own neutral value.
@@ -31,6 +33,53 @@ _NEUTRAL = {
 }
 
 log = logging.getLogger(__name__)
+
+
+class _Card(BaseModel):
+    """A model that the server lists: a base has a length, an adapter a parent."""
+
+    id: str
+    root: str = ""
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(BaseModel):
+    data: list[_Card]
+
+
+class _Rendered(BaseModel):
+    """A request as the server would sample it."""
+
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+
+
+class _Candidate(BaseModel):
+    logprob: float
+
+
+class _Entry(BaseModel):
+    top_logprobs: list[_Candidate]
+
+
+class _Logprobs(BaseModel):
+    content: list[_Entry] = Field(min_length=1, max_length=1)
+
+
+class _Choice(BaseModel):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs
+
+
+class _Answer(BaseModel):
+    """One token."""
+
+    prompt_token_ids: list[int] | None = None
+    choices: list[_Choice] = Field(min_length=1, max_length=1)
+
+
+_Body = TypeVar("_Body", bound=BaseModel)
 
 
 class NotReachable(SetupError):
@@ -48,21 +97,20 @@ class Server:
 async def inspect_server(http: httpx.AsyncClient, model: str, slots: int) -> Server:
     """Ask a server how it is set up; raises SetupError that names the flag or variable to change."""
     card = await _base_card(http)
-    base, max_context = card["id"], int(card["max_model_len"])
+    max_context = card.max_model_len or 0
     await _require_lora(http)
-    await _require_neutral_defaults(http, base, max_context)
-    await _require_sampled_logprobs(http, base)
-    expected = await asyncio.to_thread(_fingerprint, model, card["root"])
-    return Server(base, EngineInfo(model, expected, "unknown", max_context, slots))
+    await _require_neutral_defaults(http, card.id, max_context)
+    await _require_sampled_logprobs(http, card.id)
+    expected = await asyncio.to_thread(_fingerprint, model, card.root)
+    return Server(card.id, EngineInfo(model, expected, "unknown", max_context, slots))
 
 
-async def _base_card(http: httpx.AsyncClient) -> dict[str, Any]:
+async def _base_card(http: httpx.AsyncClient) -> _Card:
     response = await _ask(http, "GET", "/v1/models")
     _require(response.is_success, http, f"GET /v1/models gives status {response.status_code}; is this vLLM?")
-    bases = [card for card in response.json()["data"] if card.get("max_model_len") and not card.get("parent")]
+    bases = [card for card in _read(http, response, _Cards).data if card.max_model_len and not card.parent]
     _require(len(bases) >= 1, http, "it lists no base model")
-    card: dict[str, Any] = bases[0]
-    return card
+    return bases[0]
 
 
 async def _require_lora(http: httpx.AsyncClient) -> None:
@@ -90,10 +138,10 @@ async def _require_neutral_defaults(http: httpx.AsyncClient, base: str, max_cont
         http,
         f"/v1/chat/completions/render gives status {response.status_code}; {_START}, with --enable-scale-out",
     )
-    rendered = response.json()
-    defaults = rendered["sampling_params"]
+    rendered = _read(http, response, _Rendered)
+    defaults = rendered.sampling_params
     bent = {key: defaults[key] for key, neutral in _NEUTRAL.items() if defaults.get(key, neutral) != neutral}
-    room = max_context - len(rendered["token_ids"])
+    room = max_context - len(rendered.token_ids)
     if defaults.get("max_tokens", room) < room:
         bent["max_tokens"] = defaults["max_tokens"]
     shown = ", ".join(f"{key} = {value}" for key, value in bent.items())
@@ -115,15 +163,15 @@ async def _require_sampled_logprobs(http: httpx.AsyncClient, base: str) -> None:
         if response.is_server_error:
             advice = "vLLM's own output says why"
         raise _wrong(http, f"a first answer fails ({_message(response)}); {advice}")
-    answer = response.json()
-    [choice] = answer["choices"]
+    answer = _read(http, response, _Answer)
+    [choice] = answer.choices
     _require(
-        bool(answer.get("prompt_token_ids")) and len(choice.get("token_ids") or ()) == 1,
+        bool(answer.prompt_token_ids) and len(choice.token_ids or ()) == 1,
         http,
         "it returns no token ids (return_token_ids); use a vLLM of at least 0.32",
     )
-    [entry] = choice["logprobs"]["content"]
-    possible = [other for other in entry["top_logprobs"] if other["logprob"] > CUT_OFF]
+    [entry] = choice.logprobs.content
+    possible = [other for other in entry.top_logprobs if other.logprob > CUT_OFF]
     _require(
         len(possible) == 1,
         http,
@@ -157,12 +205,27 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str, body: Any = None
         ) from error
 
 
+def _read(http: httpx.AsyncClient, response: httpx.Response, kind: type[_Body]) -> _Body:
+    """The body of an answer; raises SetupError that shows it where it is not what vLLM answers."""
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        what = f"{response.request.method} {response.request.url.path}"
+        field = ".".join(map(str, error.errors()[0]["loc"])) or "its JSON"
+        raise _wrong(
+            http,
+            f"what answers is not vLLM, or another version: {what} gives {response.text[:SHOWN]!r}, where {field} is "
+            f"amiss; correct the address, or {_START}",
+        ) from error
+
+
 def _message(response: httpx.Response) -> str:
     """The message of vLLM's error body; empty where the body is not vLLM's, as for a route that is not there."""
     try:
-        error = response.json().get("error")
+        body = response.json()
     except ValueError:
         return ""
+    error = body.get("error") if isinstance(body, dict) else None
     return str(error.get("message") or "") if isinstance(error, dict) else ""
 
 

@@ -73,6 +73,7 @@ class VllmServer:
         slots: adapter versions kept in memory, at least as many as the app's `slots`.
         batch_loras: adapter versions in one batch; requests for more wait and stay exact.
         max_rank: the largest rank of an adapter; larger ones are refused.
+        reasoning_parser: vLLM's parser that tells the model's reasoning from its answer; None: all is the answer.
         python: the interpreter of vLLM's environment.
         extra: further options of vLLM.
     """
@@ -86,6 +87,7 @@ class VllmServer:
     max_rank: int = 16
     max_context: int | None = None
     tool_parser: str = "hermes"
+    reasoning_parser: str | None = None
     kv_cache_mib: int | None = None
     python: str = sys.executable
     extra: tuple[str, ...] = ()
@@ -97,6 +99,8 @@ class VllmServer:
         parts += ["--model", str(model_directory(self.model).absolute()), "--host", self.host, "--port", str(self.port)]
         parts += [part for flag, _ in FLAGS for part in flag]
         parts += ["--tool-call-parser", self.tool_parser, "--max-lora-rank", str(self.max_rank)]
+        if self.reasoning_parser is not None:
+            parts += ["--reasoning-parser", self.reasoning_parser]
         parts += ["--max-loras", str(self.batch_loras), "--max-cpu-loras", str(self.slots)]
         if layers := self.lora_layers():
             parts += [MIXTURE_FLAG, *layers]

@@ -20,8 +20,9 @@ def chat_body(request: GenerateRequest, model: str, max_context: int) -> dict[st
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
-        "messages": [joined_parts(message) for message in request.messages],
+        "messages": [_message(message) for message in request.messages],
         "stream": True,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "logprobs": True,
         # vLLM puts the sampled token among the first N, likely or not: one more, so that the likeliest N are there.
@@ -46,6 +47,15 @@ def chat_body(request: GenerateRequest, model: str, max_context: int) -> dict[st
     if request.tools and request.tool_choice != "none":  # vLLM would show the model tools that it may not call
         body |= {"tools": request.tools, "tool_choice": request.tool_choice or "auto"}
     return body
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its content as one string, and its reasoning under the name that vLLM has for it."""
+    message = joined_parts(message)
+    if "reasoning_content" not in message:
+        return message
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return {"reasoning": message["reasoning_content"], **rest}
 
 
 async def event_data(pieces: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
@@ -80,7 +90,14 @@ def chunk_of(data: dict[str, Any], alternatives: int) -> Chunk | None:
         tool_calls=tuple(choice["delta"].get("tool_calls") or ()),
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         finish_reason=_finish_reason(choice.get("finish_reason")),
+        reasoning=choice["delta"].get("reasoning") or "",
     )
+
+
+def sampled_tokens(data: dict[str, Any]) -> int | None:
+    """How many tokens vLLM counted, in the event that says so after the last choice's end; None in any other."""
+    count: int | None = (data.get("usage") or {}).get("completion_tokens")
+    return count
 
 
 def distributions_body(prompts: Sequence[Sequence[int]], model: str) -> dict[str, Any]:

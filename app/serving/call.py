@@ -56,7 +56,14 @@ class Answer:
     details: list[TokenLogprob] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
     finish_reason: FinishReason | None = None
+    sampled: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every token that the engine counted is here, with its logprob."""
+        return len(self.token_ids) == len(self.logprobs) and self.sampled in (None, len(self.token_ids))
 
     def add(self, chunk: Chunk) -> None:
         if chunk.prompt_ids is not None:
@@ -67,6 +74,8 @@ class Answer:
         for part in chunk.tool_calls:
             self._add_tool_call(part)
         self.text += chunk.text
+        self.reasoning += chunk.reasoning
+        self.sampled = chunk.sampled if chunk.sampled is not None else self.sampled
         self.finish_reason = chunk.finish_reason or self.finish_reason
 
     def _add_tool_call(self, part: dict[str, Any]) -> None:

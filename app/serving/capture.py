@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 def completion_event(call: ChatCall, choice: int, answer: Answer, version: int, completion_id: str) -> CompletionEvent:
     """What the log keeps of one choice.
 
-    Tokens whose logprobs are incomplete stay out. Without `store` all tokens do, since they are the content; with
-    a key that keeps no content only the text does, since training needs the tokens.
+    Tokens that are incomplete, or whose logprobs are, stay out. Without `store` all tokens do, since they are the
+    content; with a key that keeps no content only the text does, since training needs the tokens.
     """
     reason = _reason(call, answer)
-    whole = call.store and len(answer.token_ids) == len(answer.logprobs)
+    whole = call.store and answer.complete
     readable = call.store and call.key.store_content
     return CompletionEvent(
         event_id=completion_id,
@@ -55,7 +55,9 @@ def _reason(call: ChatCall, answer: Answer) -> str | None:
         return "the answer did not end"
     if not answer.prompt_ids or not answer.token_ids:
         return "the token ids are missing"
-    if len(answer.logprobs) != len(answer.token_ids) or not all(map(math.isfinite, answer.logprobs)):
+    if answer.sampled not in (None, len(answer.token_ids)):
+        return "some token ids are missing"
+    if not answer.complete or not all(map(math.isfinite, answer.logprobs)):
         return "a logprob is missing"
     return reason_not_trainable(call.request.sampling)
 

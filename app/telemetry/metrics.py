@@ -1,10 +1,11 @@
 """Prometheus metrics of one app process, and of the learner as the registry shows it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from app.engines.base import EngineState
 from app.events.schema import CompletionEvent
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -57,7 +58,9 @@ class Metrics:
             "riacho_spool_forwarded", "Events forwarded from the spool to the log", registry=registry
         )
         self.feedback = Counter("riacho_feedback", "Judgements accepted", ("final",), registry=registry)
-        self.engine_healthy = Gauge("riacho_engine_healthy", "1 where the engine answers, else 0", registry=registry)
+        self.engines = Gauge(
+            "riacho_engines", "Replicas in service, and those that are out", ("state",), registry=registry
+        )
         self.live_version = Gauge("riacho_live_version", "The adapter version that serves", registry=registry)
         self.leases = Gauge("riacho_leases", "Requests that hold a version", registry=registry)
         self.loaded_versions = Gauge("riacho_loaded_versions", "Adapter versions in the engine", registry=registry)
@@ -78,6 +81,11 @@ class Metrics:
         self.completions.labels(event.finish_reason, str(event.trainable).lower()).inc()
         self.tokens.labels("prompt").inc(event.usage.prompt_tokens)
         self.tokens.labels("completion").inc(event.usage.completion_tokens)
+
+    def show_engines(self, states: Sequence[EngineState]) -> None:
+        serving = sum(state.serving for state in states)
+        self.engines.labels("serving").set(serving)
+        self.engines.labels("out").set(len(states) - serving)
 
     def show_update(self, number: int, metrics: Mapping[str, Any]) -> None:
         self.updates.set(number)

@@ -418,11 +418,21 @@ def test_metrics_show_the_learner(service: Service) -> None:
     """The live version, the updates and the newest update's numbers are in /metrics."""
     number = deploy(service)
     assert service.metric("riacho_live_version") >= number
-    assert service.metric("riacho_engine_healthy") == 1
+    assert service.metric('riacho_engines{state="serving"}') == 1
+    assert service.metric('riacho_engines{state="out"}') == 0
     assert service.metric("riacho_learner_updates") == service.updates()[0]["number"]
     assert service.metric('riacho_learner{metric="reward"}') == 1.0
     assert service.metric("riacho_log_events") == len(service.log().read({}, 1_000_000))
     eventually(lambda: service.metric("riacho_learner_lag_events") == 0, "the learner has caught up")
+
+
+def test_engines_are_listed(service: Service) -> None:
+    """The local engine serves, and holds the live version; clients may not look."""
+    number = deploy(service)
+    [engine] = service.admin.get("/admin/engines").json()["engines"]
+    assert (engine["name"], engine["serving"], engine["problem"], engine["running"]) == ("local", True, "", 0)
+    assert number in engine["versions"]
+    assert service.client.get("/admin/engines").status_code == 403
 
 
 def test_policy_is_listed(service: Service) -> None:

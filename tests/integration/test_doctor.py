@@ -19,19 +19,21 @@ import pytest
 
 from app.cli import main
 from app.doctor.machine import disk, local_engine
-from app.events.log import Record
-from app.events.schema import RollbackEvent
+from app.events.log import LogUnavailable, Record
+from app.events.schema import Event, RollbackEvent
+from app.events.spool import Spool
 from app.events.sqlite import SqliteLog
 from app.fingerprint import fingerprint
 from app.registry import Registry, upgrade
 from app.settings import TINY_MODEL
+from tests.broker import Broker
 from tests.builders import completion
 from tests.publishing import Publisher
 from tests.service import Service, environment, riacho
 
 ALL = {
     *("settings", "home", "adapter store", "disk", "model", "database", "policy", "versions", "outbox"),
-    *("log", "dead letters", "learner", "engine", "app"),
+    *("log", "spool", "dead letters", "learner", "engine", "app"),
 }
 Findings = dict[str, dict[str, str]]
 Doctor = Callable[..., Findings]
@@ -275,6 +277,80 @@ def test_dead_letters_are_counted(home: Path, doctor: Doctor) -> None:
     assert found["status"] == "warn"
     assert found["found"].startswith("2 ")
     assert "riacho log dead" in found["advice"]
+
+
+@pytest.fixture
+def spool(home: Path) -> Iterator[Spool]:
+    """The policy's spool before a log that is away, with two events that wait."""
+
+    class Away:
+        async def append(self, event: Event) -> object:
+            raise LogUnavailable("away")
+
+    with closing(Spool(Away(), home / "spool-riacho.db", 2**20)) as made:
+        for _ in range(2):
+            asyncio.run(made.append(completion()))
+        yield made
+
+
+def test_looking_makes_no_spool(home: Path, doctor: Doctor) -> None:
+    """Where nothing ever waited there is no file, before and after."""
+    assert doctor()["spool"]["status"] == "ok"
+    assert not list(home.glob("spool*"))
+
+
+def test_events_in_the_spool_are_counted(spool: Spool, doctor: Doctor) -> None:
+    """What waits, what the log refused and why, and a spool that takes nothing more."""
+    found = doctor()["spool"]
+    assert (found["status"], found["found"].split()[0]) == ("warn", "2")
+    oldest = spool.oldest()
+    assert oldest is not None
+    spool.set_aside(oldest.id, "it is too large")
+    found = doctor()["spool"]
+    assert found["status"] == "warn"
+    assert "refused 1 events" in found["found"]
+    assert "it is too large" in found["found"]
+    assert "riacho log spool" in found["advice"]
+    asyncio.run(spool.append(completion(output="x" * 2**20)))
+    assert statuses(doctor(RIACHO_SPOOL_MAX_BYTES=str(2**20))) == {"spool"}
+
+
+def test_a_spool_that_cannot_be_read(home: Path, doctor: Doctor) -> None:
+    """It fails, and hides nothing else."""
+    (home / "spool-riacho.db").write_bytes(b"no database" * 100)
+    found = doctor()
+    assert statuses(found) == {"spool"}
+    assert str(home / "spool-riacho.db") in found["spool"]["found"]
+
+
+def test_the_spool_is_shown(home: Path, spool: Spool) -> None:
+    """`riacho log spool`, for people and as JSON; nothing is changed, and an empty one is no error."""
+    oldest = spool.oldest()
+    assert oldest is not None
+    spool.set_aside(oldest.id, "it is too large")
+    shown = json.loads(riacho(home, "log", "spool", "--json").stdout)
+    refused = [{"id": oldest.id, "bytes": len(oldest.payload), "reason": "it is too large"}]
+    assert shown == {"events": 1, "bytes": spool.size().bytes, "refused": refused}
+    assert "1 events" in (text := riacho(home, "log", "spool").stdout)
+    assert "it is too large" in text
+    assert riacho(home, "log", "spool", extra={"RIACHO_POLICY": "other"}).stdout.startswith("0 events")
+    assert not (home / "spool-other.db").exists()
+
+
+def test_topics_are_compared_with_the_settings(home: Path) -> None:
+    """On Kafka each difference is a finding with what to do."""
+    with Broker() as broker:
+        extra = {"RIACHO_LOG_URL": f"kafka://{broker.address}", "RIACHO_KAFKA_REPLICATION": "1"}
+        assert riacho(home, "log", "create", extra=extra).returncode == 0
+
+        def topics(**further: str) -> list[tuple[str, str, str]]:
+            rows = json.loads(riacho(home, "doctor", "--json", extra=extra | further).stdout)
+            return [(row["status"], row["found"], row["advice"]) for row in rows if row["check"] == "topics"]
+
+        [(status, _, _)] = topics()
+        assert status == "ok"
+        [(status, found, advice)] = topics(RIACHO_PARTITIONS="2")
+        assert (status, "1 partitions" in found, "RIACHO_PARTITIONS=1" in advice) == ("fail", True, True)
 
 
 def test_promises_that_wait(home: Path, doctor: Doctor) -> None:

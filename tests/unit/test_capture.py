@@ -128,6 +128,15 @@ def test_missing_logprob_is_recorded_as_not_trainable() -> None:
     assert got.usage.completion_tokens == 2
 
 
+def test_missing_tokens_are_not_patched() -> None:
+    """An engine that counted more tokens than it handed on: those that came stay out, since others belong between."""
+    got = event(call(), answer(sampled=3))
+    assert not got.trainable
+    assert "some token ids are missing" in (got.not_trainable_reason or "")
+    assert got.completion_ids == got.logprobs == ()
+    assert event(call(), answer(sampled=2)).trainable
+
+
 def test_shaped_sampling_is_not_trainable() -> None:
     """The sampling rules decide too."""
     assert "top_p" in (event(call({"top_p": 0.5})).not_trainable_reason or "")

@@ -417,11 +417,18 @@ def test_the_learners_numbers_are_on_the_dashboard() -> None:
 
 
 def test_alerts_cover_what_goes_wrong() -> None:
-    """Learner lag, masked tokens, lost events and a missing engine are watched; each alert says what to look at."""
+    """Learner lag, masked tokens, lost and waiting events and missing engines: each alert says what to look at."""
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text(encoding="utf-8"))
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
     watched = " ".join(rule["expr"] for rule in alerts)
-    for metric in ("learner_lag_events", "masked_low", "masked_high", "lost_events_total", "engine_healthy"):
+    for metric in (
+        "learner_lag_events",
+        "masked_low",
+        "masked_high",
+        "lost_events_total",
+        "riacho_engines",
+        "spool_events",
+    ):
         assert metric in watched
     for rule in alerts:
         assert {"summary", "description"} == set(rule["annotations"])

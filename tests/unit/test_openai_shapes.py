@@ -81,6 +81,14 @@ def test_calls_without_text_have_no_content() -> None:
     assert "index" not in (call.model_extra or {})
 
 
+def test_reasoning_is_apart_and_only_where_there_is_some() -> None:
+    """`reasoning_content` as other OpenAI-compatible servers have it, in the message and in the deltas."""
+    [choice] = completion(answer(reasoning="hm")).choices
+    assert (choice.message.content, (choice.message.model_extra or {})["reasoning_content"]) == ("Hi!", "hm")
+    assert "reasoning_content" not in (completion(answer()).choices[0].message.model_extra or {})
+    assert shapes().piece(Piece(0, Chunk(reasoning="h")))["choices"][0]["delta"] == {"reasoning_content": "h"}
+
+
 def test_empty_answer_has_empty_content() -> None:
     """An answer that ended at once has content "", which is not null: there is no tool call either."""
     [choice] = completion(answer(text="")).choices

@@ -46,7 +46,7 @@ GOOD: Answers = {
 async def inspect(answers: Answers) -> Any:
     def server(request: httpx.Request) -> httpx.Response:
         status, body = answers[request.url.path]
-        return httpx.Response(status, content=json.dumps(body))
+        return httpx.Response(status, content=body if isinstance(body, bytes) else json.dumps(body))
 
     async with httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(server)) as http:
         return await inspect_server(http, MODEL, 8)
@@ -84,6 +84,31 @@ async def test_a_wrong_server_is_refused(case: str) -> None:
     changed, message = WRONG[case]
     with pytest.raises(SetupError, match=message):
         await inspect(GOOD | changed)
+
+
+FOREIGN: dict[str, Answers] = {
+    "a web page": {MODELS: (200, b"<html>nginx</html>")},
+    "other JSON": {MODELS: (200, {"models": ["nginx"]})},
+    "a list": {MODELS: (200, ["nginx"])},
+    "models of another server": {MODELS: (200, {"data": ["nginx"]})},
+    "another rendering": {RENDER: (200, {"prompt": "nginx"})},
+    "another answer": {CHAT: (200, {"choices": [], "server": "nginx"})},
+    "no logprobs": {CHAT: (200, {"choices": [{"logprobs": None}], "server": "nginx"})},
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+async def test_what_is_not_vllm_is_shown(case: str) -> None:
+    """A web page, or another server of OpenAI's API: the message has what it answers and names the setting."""
+    with pytest.raises(SetupError, match=r"not vLLM.*nginx") as refused:
+        await inspect(GOOD | FOREIGN[case])
+    assert refused.value.param == "engine_urls"
+
+
+async def test_a_foreign_error_is_no_crash() -> None:
+    """An error body of another shape than vLLM's counts as a route that is not there."""
+    with pytest.raises(SetupError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        await inspect(GOOD | {LOAD: (404, ["nginx"])})
 
 
 async def test_another_base_is_refused(tmp_path: Any) -> None:

@@ -28,6 +28,12 @@ def test_the_command_holds_every_flag() -> None:
     assert "--dtype float32" in " ".join(VllmServer(model=MODEL, cpu=True).command())
 
 
+def test_reasoning_is_parsed_where_a_parser_is_named() -> None:
+    """Without a name vLLM gets no option, and everything is the answer."""
+    assert "--reasoning-parser qwen3" in " ".join(VllmServer(model=MODEL, reasoning_parser="qwen3").command())
+    assert "--reasoning-parser" not in VllmServer(model=MODEL).command()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

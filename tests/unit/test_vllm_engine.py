@@ -49,6 +49,26 @@ async def test_ids_and_logprobs_arrive_in_order() -> None:
     assert [chunk.finish_reason for chunk in got] == [None, None, "stop"]
 
 
+async def test_reasoning_is_apart_from_the_answer() -> None:
+    """What the server's parser calls reasoning comes as such; a chunk whose text it holds back still has its token."""
+    held = token(6, "</think>")
+    held["choices"][0]["delta"] = {}
+    got = await chunks(stream(HEAD, token(5, "", reasoning="hm"), held, token(7, "b", "stop")))
+    assert [(chunk.reasoning, chunk.text, chunk.token_ids) for chunk in got[1:]] == [
+        ("hm", "", (5,)),
+        ("", "", (6,)),
+        ("", "b", (7,)),
+    ]
+
+
+@pytest.mark.parametrize("counted", [2, 3])
+async def test_the_servers_own_count_of_tokens_is_kept(counted: int) -> None:
+    """So that tokens which no event brought do not go unnoticed."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": counted}}
+    got = await chunks(stream(HEAD, token(5, "a"), token(6, "b", "stop"), usage))
+    assert [chunk.sampled for chunk in got] == [None, None, counted]
+
+
 async def test_a_missing_logprob_is_not_patched() -> None:
     """Counts that differ stay different, so that capture marks the answer."""
     bare = {"choices": [{"index": 0, "delta": {}, "token_ids": [5, 6], "finish_reason": "stop"}]}
@@ -137,6 +157,13 @@ def test_every_sampling_parameter_is_named() -> None:
     assert {"top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"} <= body.keys()
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.0, 64, 0)
     assert "tools" not in body
+
+
+def test_earlier_reasoning_has_vllms_name() -> None:
+    """A client sends reasoning_content back as it got it; vLLM hands `reasoning` to the chat template."""
+    said = {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}
+    [message] = chat_body(GenerateRequest([said], REQUEST.sampling), "m", 64)["messages"]
+    assert message == {"role": "assistant", "content": "5", "reasoning": "2 + 3"}
 
 
 async def test_the_likeliest_alternatives_are_shown() -> None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,9 +44,10 @@ def free_port() -> int:
 class VllmProcess:
     """A vLLM server on a port of its own that it keeps over restarts."""
 
-    def __init__(self, home: Path, model: Path = Path(MODEL)) -> None:
+    def __init__(self, home: Path, model: Path = Path(MODEL), options: Sequence[str] = ()) -> None:
         self._home = home
         self._model = model
+        self._options = options
         self._output = home / "output.log"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -54,7 +55,7 @@ class VllmProcess:
     def start(self) -> None:
         """Start it and wait until it answers."""
         options = ["--model", str(self._model), "--python", PYTHON, "--port", str(self._port), *DEVICE_OPTIONS]
-        options += ["--max-rank", str(MAX_RANK)]
+        options += ["--max-rank", str(MAX_RANK), *self._options]
         limits = ["--dtype", DTYPE, "--max-num-seqs", "16", "--max-num-batched-tokens", "1024", *DEVICE_LIMITS]
         with self._output.open("ab") as log:
             self._process = subprocess.Popen(

@@ -11,7 +11,7 @@ from tests.service import Service, riacho
 
 @pytest.mark.timeout(600)
 def test_a_killed_server_is_seen(own_vllm: Any, tmp_path: Path) -> None:
-    """While vLLM answers all is well; once it is gone the metric is 0, and the doctor names the engine and the app."""
+    """While vLLM answers all is well; once it is gone it counts as out, and the doctor names the engine and the app."""
     with Service(tmp_path, extra={"RIACHO_ENGINE_URLS": own_vllm.url}) as service:
         extra = {"RIACHO_ENGINE_URLS": own_vllm.url, "RIACHO_PORT": service.base_url.rpartition(":")[2]}
 
@@ -20,10 +20,13 @@ def test_a_killed_server_is_seen(own_vllm: Any, tmp_path: Path) -> None:
             return {row["check"]: row["found"] for row in rows if row["status"] == "fail"}
 
         assert failures() == {}
-        assert service.metric("riacho_engine_healthy") == 1
+        assert service.metric('riacho_engines{state="serving"}') == 1
         own_vllm.kill()
         found = failures()
         assert found.keys() == {"engine", "app"}
         assert own_vllm.url in found["engine"]
         assert "the engine does not answer" in found["app"]
-        assert "riacho_engine_healthy 0.0" in service.client.get("/metrics").text
+        assert service.metric('riacho_engines{state="out"}') == 1
+        [engine] = service.admin.get("/admin/engines").json()["engines"]
+        assert (engine["name"], engine["serving"]) == (own_vllm.url, False)
+        assert engine["problem"]
