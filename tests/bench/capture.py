@@ -218,7 +218,7 @@ def burst(address: str, folder: Path, rounds: int, sessions: int, target: Path |
     """How fast a learner comes after completions and rewards that arrive at once."""
     answers = sample(sessions, seed=0)
     lines = []
-    kinds = {"a reward and so an update for each": judged, "none judged": unjudged}
+    kinds = {"judged": judged, "not judged": unjudged}
     for kind, events in kinds.items():
         outcomes = [come_after(address, folder / f"{kind} {number}", events, answers) for number in range(rounds)]
         whole = [outcome.time_to(0) for outcome in outcomes]
