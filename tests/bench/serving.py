@@ -35,7 +35,7 @@ from tests.vllm.conftest import VllmProcess
 AIPERF = os.environ.get("RIACHO_BENCH_AIPERF", str(Path(__file__).parents[2] / ".venv-bench/bin/aiperf"))
 RUN_S = 600
 CONCURRENCIES = (1, 8)
-REQUESTS = {1: 50, 8: 160}
+REQUESTS = {1: 30, 8: 96}
 WARM_UP = 8
 PROMPTS = 40
 MAX_TOKENS = 32
