@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from app.settings import TINY_MODEL
+from tests.publishing import save_adapter
 
 ATTENTION = ["k_proj", "o_proj", "q_proj", "v_proj"]
 
@@ -42,11 +43,11 @@ def write_mixture(directory: Path) -> Path:
 
 
 def write_adapter(directory: Path, base: Path, **options: Any) -> Path:
-    """An adapter of random weights, B included, as peft saves it."""
+    """An adapter of random weights, B included, as a learner publishes it."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     config = LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", init_lora_weights=False, **options)
-    get_peft_model(model, config).save_pretrained(directory)
+    save_adapter(get_peft_model(model, config).eval(), directory)
     return directory
 
 
