@@ -15,6 +15,7 @@ from app.security.secrets import first_key
 from app.settings import AppSettings
 
 GRACE_S = 20
+KEEP_ALIVE_S = 75  # longer than clients and balancers keep an idle connection, so that none is closed as it is used
 
 
 def serve_app(settings: AppSettings) -> None:
@@ -36,7 +37,13 @@ def serve_app(settings: AppSettings) -> None:
 async def _serve(settings: AppSettings, listening: socket.socket) -> None:
     """The lifespan is entered here and not by uvicorn, so that what stops a start is raised as it is."""
     app = create_app(settings)
-    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=GRACE_S)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
     async with app.lifespan():
         await uvicorn.Server(config).serve(sockets=[listening])
 

@@ -46,7 +46,7 @@ def write_adapter(directory: Path, base: Path, **options: Any) -> Path:
     """An adapter of random weights, B included, as a learner publishes it."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    config = LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    config = LoraConfig(r=4, lora_alpha=1, task_type="CAUSAL_LM", init_lora_weights=False, **options)
     save_adapter(get_peft_model(model, config).eval(), directory)
     return directory
 

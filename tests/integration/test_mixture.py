@@ -79,7 +79,7 @@ def test_the_service_learns(service: Service) -> None:
     """Answers, rewards, updates and new versions: what is trained on is what was sampled, and each version serves."""
     for number in range(UPDATES):
         answer = service.ask(f"Say {number}.", max_tokens=24, seed=number)
-        assert service.judge(completion_id=answer["id"], reward=number % 2).status_code == 200
+        assert service.judge(completion_id=answer["id"], reward=(1 + number % 2) / 2).status_code == 200
         eventually(lambda number=number: service.policy()["live_version"] == number + 1, f"version {number + 1}")
     updates = service.updates()
     assert len(updates) == UPDATES
