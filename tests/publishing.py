@@ -19,8 +19,8 @@ PROBE_PROMPTS = [[5, 6, 7], [301, 41, 42, 1000, 77, 2048, 9, 500]]
 LIKELY = 8
 
 
-def save_adapter(model: Any, path: Path) -> None:
-    """A peft model's adapter as a learner publishes it, with its probe."""
+def save_adapter(model: Any, path: Path, likely: int = LIKELY) -> None:
+    """A peft model's adapter as a learner publishes it, with a probe of tokens among the `likely` first of both."""
     model.save_pretrained(path)
     contexts = []
     for prompt in PROBE_PROMPTS:
@@ -28,7 +28,7 @@ def save_adapter(model: Any, path: Path) -> None:
             adapted = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
             with model.disable_adapter():
                 base = model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-        tokens = sorted(set(adapted.topk(LIKELY).indices.tolist()) & set(base.topk(LIKELY).indices.tolist()))
+        tokens = sorted(set(adapted.topk(likely).indices.tolist()) & set(base.topk(likely).indices.tolist()))
         contexts.append(Context(prompt, tokens, adapted[tokens].tolist(), base[tokens].tolist()))
     (path / "probe.json").write_bytes(Probe(contexts).encode())
 

@@ -29,7 +29,7 @@ def test_an_answer_is_judged_learned_from_published_and_rolled_back(service: Ser
     assert back.status_code in (200, 201), back.text
     assert service.ask()["model"] == f"{POLICY}@base"
     id = service.ask(max_tokens=8)["id"]
-    service.judge(completion_id=id, reward=0)
+    service.judge(completion_id=id, reward=0.5)
     after = eventually(lambda: service.policy()["live_version"], "learning goes on in the new epoch")
     versions = service.admin.get(f"/admin/policies/{POLICY}/versions").json()["versions"]
     assert [(v["number"], v["parent"], v["epoch"]) for v in versions] == [(after, 0, 1), (number, 0, 0)]

@@ -163,7 +163,7 @@ def test_brokers_that_are_not_there_are_named(tmp_path: Path) -> None:
     """The log opens, since a spool may stand before it; the first use says which address did not answer."""
     with Broker() as gone:
         pass
-    with opened(cluster_at(gone.address)) as log:
+    with closing(KafkaLog(cluster_at(gone.address))) as log:
         with pytest.raises(LogUnavailable, match=gone.address):
             log.end_positions()
 

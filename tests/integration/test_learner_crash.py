@@ -83,6 +83,7 @@ def files(home: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in checkpoint.FILES}
 
 
+@pytest.mark.timeout(900)  # 12 starts
 def test_killed_learner_ends_with_the_same_bytes(tmp_path: Path, log_file: Path) -> None:
     """SIGKILL at 10 random moments: every file of the final checkpoint equals the undisturbed run's."""
     rng = random.Random(20260729)

@@ -79,7 +79,8 @@ def make_adapter(directory: Path, seed: int, *, config: type[Any] = LoraConfig, 
     if config is LoraConfig:
         options = {"lora_alpha": 64, "init_lora_weights": options.pop("init_weights"), **options}
     base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    save_adapter(get_peft_model(base, config(task_type="CAUSAL_LM", **options)).eval(), directory)
+    model = get_peft_model(base, config(task_type="CAUSAL_LM", **options)).eval()
+    save_adapter(model, directory, likely=500)  # so strong an adapter leaves little of the base's likeliest
     return directory
 
 
