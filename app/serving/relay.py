@@ -34,10 +34,6 @@ class Relay:
         self._policy = policy
         self._clock = clock
 
-    async def append(self, event: Event) -> None:
-        """Append an event that nothing promised; raises LogUnavailable."""
-        await self._log.append(event)
-
     async def deliver(self, event: Event) -> None:
         """Append one promised event; if the log or the registry is away it stays promised and is appended later.
 

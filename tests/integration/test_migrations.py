@@ -1,29 +1,18 @@
 """The registry's migrations: they build what the models say, and old and new code refuse each other's databases."""
 
 import multiprocessing
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import inspect, text
 
 from app.errors import SetupError
 from app.registry import Registry, revisions, upgrade
-from app.registry.database import make_engine
 from app.registry.models import Base
-
-
-@contextmanager
-def connected(url: str) -> Iterator[Connection]:
-    engine = make_engine(url)
-    try:
-        with engine.execution_options(writes=True).begin() as connection:
-            yield connection
-    finally:
-        engine.dispose()
+from tests.databases import connected
 
 
 def set_revision(url: str, revision: str) -> None:

@@ -1,7 +1,6 @@
 """Upgrades from every released revision, with rows in every table, lose nothing."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from alembic.script import ScriptDirectory
 import migrations
 from app.events.schema import FeedbackEvent, encode
 from app.registry import Registry, upgrade, utc_now
-from app.registry.database import make_engine
 from app.registry.models import Base
+from tests.databases import connected
 
 FOLDER = str(Path(migrations.__file__).parent)
 REVISIONS = sorted(script.revision for script in ScriptDirectory(FOLDER).walk_revisions())
@@ -40,16 +39,6 @@ VALUES: dict[str, Any] = {
     "versions.state": "retired",
     "completions.state": "trained",
 }
-
-
-@contextmanager
-def connected(url: str) -> Iterator[sa.Connection]:
-    engine = make_engine(url)
-    try:
-        with engine.execution_options(writes=True).begin() as connection:
-            yield connection
-    finally:
-        engine.dispose()
 
 
 def tables_at(url: str, revision: str) -> list[sa.Table]:

@@ -8,7 +8,6 @@ and RIACHO_TEST_ENGINE_URLS a server that runs already.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from learner.study.process import free_port
 from tests.precision import TOLERANCES
 from tests.publishing import Publisher
 from tests.service import ENGINE_URLS, MODEL, Service, environment, eventually
@@ -32,13 +32,6 @@ DEVICE_OPTIONS = {"cpu": ["--cpu", "--kv-cache-mib", "64"], "cuda": ["--kv-cache
 DEVICE_LIMITS = {"cpu": [], "cuda": ["--gpu-memory-utilization", "0.3"]}[DEVICE]
 START_S = 300
 MAX_RANK = 16
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class VllmProcess:
