@@ -159,9 +159,11 @@ async def test_a_killed_replica_costs_its_own_streams_alone(servers: list[VllmPr
     with closing(Publisher(service.home)) as publisher:
         publisher.publish(1)
         await publisher.wait_live(1)
+        await asyncio.to_thread(eventually, lambda: all_serve(service, 1), "both replicas serve version 1")
         async with client_of(service) as client:
-            streams = [asyncio.create_task(raw(client)) for _ in range(8)]
-            await wait_running(servers, 8)
+            begun = [asyncio.Event() for _ in range(8)]
+            streams = [asyncio.create_task(raw(client, event)) for event in begun]
+            await asyncio.gather(*(event.wait() for event in begun))
             servers[0].kill()
             ends = [lines[-1] for lines in await asyncio.gather(*streams)]
             lost = [end for end in ends if end != "[DONE]"]
@@ -173,32 +175,27 @@ async def test_a_killed_replica_costs_its_own_streams_alone(servers: list[VllmPr
             publisher.publish(2)
             await publisher.wait_live(2)
             await asyncio.to_thread(servers[0].start)
-            await asyncio.to_thread(eventually, lambda: adapters_in(servers[0]) == 2, "it loads both versions")
+            await asyncio.to_thread(eventually, lambda: all_serve(service, 2), "it is back with version 2")
+            assert adapters_in(servers[0]) == 2
             before = requests_of(servers[0])
             versions = [service.recorded(await stream(client, max_tokens=4)).version for _ in range(10)]
     assert versions == [2] * 10
     assert requests_of(servers[0]) > before
 
 
-async def raw(client: httpx.AsyncClient) -> list[str]:
-    """The events of a long stream, however it ends."""
+async def raw(client: httpx.AsyncClient, begun: asyncio.Event) -> list[str]:
+    """The events of a long stream, however it ends; `begun` is set at its first token."""
     body = {"model": POLICY, "messages": [{"role": "user", "content": "Go on."}], "stream": True, "max_tokens": 900}
     lines: list[str] = []
     async with client.stream("POST", "/v1/chat/completions", json=body | {"logit_bias": endless()}) as response:
         async for line in response.aiter_lines():
             lines.append(line)
+            if '"content":' in line:
+                begun.set()
     return stream_data(lines)
 
 
-async def wait_running(servers: list[VllmProcess], count: int) -> None:
-    """Wait until the servers have so many requests under way, each some."""
-
-    def running(server: VllmProcess) -> float:
-        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
-
-    def all_run() -> bool:
-        counts = [running(server) for server in servers]
-        return sum(counts) == count and min(counts) > 0
-
-    await asyncio.to_thread(eventually, all_run, f"{count} requests run")
+def all_serve(service: Service, version: int) -> bool:
+    """Whether every replica is in service with a version: one that was slow to load comes back by itself."""
+    engines = service.admin.get("/admin/engines").json()["engines"]
+    return all(engine["serving"] and version in engine["versions"] for engine in engines)

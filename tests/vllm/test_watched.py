@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.service import Service, riacho
+from tests.service import Service, eventually, riacho
 
 
 @pytest.mark.timeout(600)
@@ -22,8 +22,8 @@ def test_a_killed_server_is_seen(own_vllm: Any, tmp_path: Path) -> None:
         assert failures() == {}
         assert service.metric('riacho_engines{state="serving"}') == 1
         own_vllm.kill()
+        eventually(lambda: failures().keys() == {"engine", "app"}, "both are found")
         found = failures()
-        assert found.keys() == {"engine", "app"}
         assert own_vllm.url in found["engine"]
         assert "the engine does not answer" in found["app"]
         assert service.metric('riacho_engines{state="out"}') == 1
