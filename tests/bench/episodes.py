@@ -36,7 +36,7 @@ from learner.settings import TrainingSettings
 from learner.trainer import Trainer
 from tests.builders import turn
 
-TURNS = {"kept": (12, 25, 50, 100, 200), "dropped": (12, 25, 50, 100)}
+TURNS = {"kept": (12, 25, 50, 100, 200), "dropped": (12, 25, 50)}
 OBSERVATION, THINKING, ANSWER = 50, 100, 10
 TURNS_A_QUESTION = 25
 VOCABULARY = 3000  # below the special tokens
