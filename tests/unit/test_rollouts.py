@@ -1,7 +1,7 @@
 """Rollouts: which token a reward belongs to, and which turns share a sequence."""
 
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +16,24 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Turn]:
-    """Turns that extend the history, edit a token of it, drop what came before, or start anew; some not trainable."""
+    """Two agents that take turns: each extends its history, edits a token of it, drops the last answer, tries again,
+    or starts anew; some turns are not trainable.
+    """
     turns: list[Turn] = []
-    history: tuple[int, ...] = ()
-    for number in range(draw(st.integers(1, 6))):
-        kind = draw(st.sampled_from(["extend", "extend", "edit", "drop", "fresh"]))
+    histories: list[tuple[int, ...]] = [(), ()]
+    prompts: list[tuple[int, ...]] = [(), ()]
+    for number in range(draw(st.integers(1, 8))):
+        agent = draw(st.integers(0, 1))
+        history = histories[agent]
+        kind = draw(st.sampled_from(["extend", "extend", "edit", "drop", "retry", "fresh"]))
         if kind == "edit" and history:
             spot = draw(st.integers(0, len(history) - 1))
             history = (*history[:spot], history[spot] + 1, *history[spot + 1 :])
-        elif kind == "drop" and turns:
-            history = turns[-1].prompt_ids
+        elif kind == "drop":
+            history = prompts[agent]
         elif kind == "fresh":
             history = ()
-        prompt = history + draw(TOKENS)
+        prompt = prompts[agent] if kind == "retry" and prompts[agent] else history + draw(TOKENS)
         sampled = draw(TOKENS)
         made = turn(
             prompt,
@@ -39,39 +44,58 @@ def conversations(draw: st.DrawFn) -> list[Turn]:
             trainable=draw(st.integers(0, 3)) > 0,
         )
         turns.append(made)
-        history = prompt + sampled
+        histories[agent], prompts[agent] = prompt + sampled, prompt
     return turns
 
 
-def _is_prefix(short: tuple[int, ...], long: tuple[int, ...]) -> bool:
-    return len(short) <= len(long) and all(a == b for a, b in zip(short, long, strict=False))
-
-
 def _groups(turns: list[Turn]) -> list[list[Turn]]:
-    """By the definition: a turn joins the one before it if its prompt begins with all of that turn's tokens."""
-    groups = [[turns[0]]]
-    for before, now in pairwise(turns):
-        if _is_prefix(before.prompt_ids + before.completion_ids, now.prompt_ids):
-            groups[-1].append(now)
-        else:
-            groups.append([now])
+    """By the definition: of the groups with all of whose tokens a prompt begins, token by token, the longest."""
+    groups: list[list[Turn]] = []
+    for now in turns:
+        joined: list[Turn] = []
+        for group in groups:
+            tokens = _tokens(group)
+            begins = len(tokens) <= len(now.prompt_ids) and all(
+                tokens[i] == now.prompt_ids[i] for i in range(len(tokens))
+            )
+            if begins and (not joined or len(tokens) > len(_tokens(joined))):
+                joined = group
+        if not joined:
+            groups.append(joined)
+        joined.append(now)
     return [group for group in groups if any(t.trainable for t in group)]
 
 
+def _tokens(group: list[Turn]) -> tuple[int, ...]:
+    return group[-1].prompt_ids + group[-1].completion_ids
+
+
 def _contexts(sequences: list[PackedSequence]) -> list[tuple[int, ...]]:
-    """What stands before each action token, token by token."""
-    return [tuple(s.ids[:position].tolist()) for s in sequences for position in s.positions.tolist()]
+    """What stands before each action token, in time order."""
+    return _in_time(sequences, [[tuple(s.ids[:p].tolist()) for p in s.positions.tolist()] for s in sequences])
+
+
+def _in_time(sequences: list[PackedSequence], columns: list[list[Any]]) -> list[Any]:
+    """Something of each action token, given sequence by sequence, in time order; each time occurs once."""
+    pairs = [
+        pair
+        for s, column in zip(sequences, columns, strict=True)
+        for pair in zip(s.times.tolist(), column, strict=True)
+    ]
+    assert sorted(time for time, _ in pairs) == list(range(len(pairs)))
+    return [thing for _, thing in sorted(pairs, key=lambda pair: pair[0])]
 
 
 @given(conversations())
-def test_every_action_token_keeps_its_own_context_and_time_order(turns: list[Turn]) -> None:
+def test_every_action_token_keeps_its_own_context_and_time(turns: list[Turn]) -> None:
     """Packed or not, token j of a turn is preceded by exactly that turn's prompt and its first j tokens."""
     trainable = [t for t in turns if t.trainable]
     sequences = pack(turns)
     assert _contexts(sequences) == [
         t.prompt_ids + t.completion_ids[:j] for t in trainable for j in range(len(t.completion_ids))
     ]
-    assert [i for s in sequences for i in s.actions.tolist()] == [i for t in trainable for i in t.completion_ids]
+    actions = _in_time(sequences, [s.actions.tolist() for s in sequences])
+    assert actions == [i for t in trainable for i in t.completion_ids]
 
 
 @given(conversations())
@@ -79,17 +103,16 @@ def test_every_action_token_keeps_its_logprob_and_temperature(turns: list[Turn])
     """The recorded numbers stay with the token that they were recorded for."""
     trainable = [t for t in turns if t.trainable]
     sequences = pack(turns)
-    assert [p for s in sequences for p in s.behaviour.tolist()] == [p for t in trainable for p in t.logprobs]
-    assert [x for s in sequences for x in s.temperature.tolist()] == [
-        t.temperature for t in trainable for _ in t.completion_ids
-    ]
+    behaviour = _in_time(sequences, [s.behaviour.tolist() for s in sequences])
+    assert behaviour == [p for t in trainable for p in t.logprobs]
+    temperature = _in_time(sequences, [s.temperature.tolist() for s in sequences])
+    assert temperature == [t.temperature for t in trainable for _ in t.completion_ids]
 
 
 @given(conversations())
-def test_turns_share_a_sequence_exactly_when_the_prompt_extends_the_turn_before(turns: list[Turn]) -> None:
+def test_a_turn_joins_the_longest_sequence_that_its_prompt_extends(turns: list[Turn]) -> None:
     """Brute force by the definition; a sequence without action tokens is left out."""
-    last = [group[-1] for group in _groups(turns)]
-    assert [tuple(s.ids.tolist()) for s in pack(turns)] == [t.prompt_ids + t.completion_ids for t in last]
+    assert [tuple(s.ids.tolist()) for s in pack(turns)] == [_tokens(group) for group in _groups(turns)]
 
 
 def test_extension_shares_one_sequence() -> None:
@@ -112,6 +135,42 @@ def test_dropped_thinking_starts_a_new_sequence() -> None:
     first, second = pack([turn((1,), (7, 7, 3)), turn((1, 3, 9), (4,))])
     assert first.actions.tolist() == [7, 7, 3]
     assert second.ids.tolist() == [1, 3, 9, 4]
+
+
+def test_interleaved_agents_have_a_sequence_each() -> None:
+    """Turns of a main agent (1 ...) and of its helper (6 ...) alternate: two sequences, and times that alternate."""
+    main, helper = pack(
+        [
+            turn((1,), (2, 3)),
+            turn((6,), (7,)),
+            turn((1, 2, 3, 9), (4,)),
+            turn((6, 7, 9), (8, 8)),
+        ]
+    )
+    assert (main.ids.tolist(), main.times.tolist()) == ([1, 2, 3, 9, 4], [0, 1, 3])
+    assert (helper.ids.tolist(), helper.times.tolist()) == ([6, 7, 9, 8, 8], [2, 4, 5])
+
+
+def test_retried_turn_is_a_branch_of_its_own() -> None:
+    """The same prompt answered again starts a sequence, in which the history is context; both branches can go on."""
+    first, second = pack(
+        [
+            turn((1,), (2,)),
+            turn((1, 2, 9), (3,)),
+            turn((1, 2, 9), (4,)),
+            turn((1, 2, 9, 3, 9), (5,)),
+            turn((1, 2, 9, 4, 9), (6,)),
+        ]
+    )
+    assert (first.ids.tolist(), first.times.tolist()) == ([1, 2, 9, 3, 9, 5], [0, 1, 3])
+    assert (second.ids.tolist(), second.times.tolist()) == ([1, 2, 9, 4, 9, 6], [2, 4])
+
+
+def test_turn_that_extends_two_sequences_joins_the_longer() -> None:
+    """(1 2) + (3) and (1 2) + (3 4): the prompt 1 2 3 4 9 goes on with the second."""
+    short, long = pack([turn((1, 2), (3,)), turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 9), (5,))])
+    assert short.ids.tolist() == [1, 2, 3]
+    assert (long.ids.tolist(), long.times.tolist()) == ([1, 2, 3, 4, 9, 5], [1, 2, 3])
 
 
 def test_untrainable_turn_is_an_observation() -> None:

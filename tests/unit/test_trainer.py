@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +18,6 @@ from learner import checkpoint
 from learner.critic import Critic
 from learner.report import explained_variance
 from learner.rollouts import Rollout, Turn
-from learner.settings import TrainingSettings
 from learner.trainer import Trainer
 from tests.builders import (
     changed,
@@ -188,6 +187,56 @@ def test_sampled_kl_anchor_adds_its_gradient() -> None:
     _assert_gradients(trainer, expected)
 
 
+@pytest.mark.parametrize("target_modules", ["all-linear", "q_proj,lm_head"])
+@pytest.mark.parametrize("estimator", ["full", "sampled"])
+def test_chunks_of_tokens_give_the_gradient_of_the_whole(
+    estimator: str, target_modules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two action tokens at a time or all at once: the same gradients and numbers, an adapted output layer included."""
+    settings = {"kl_coef": 0.5, "kl_estimator": estimator, "target_modules": target_modules}
+    whole, chunked = (new_trainer(**{**PAPER, **settings}) for _ in range(2))
+    for trainer in (whole, chunked):
+        perturb(trainer)
+    expected = whole.update([_rollout(whole, RATIOS)])
+    monkeypatch.setattr("learner.trainer.CHUNK_LOGITS", 2 * chunked.policy.vocabulary)
+    report = chunked.update([_rollout(chunked, RATIOS)])
+    gradients = {name: p.grad for name, p in whole.policy.parameters().items() if p.grad is not None}
+    assert len(gradients) == len(whole.policy.parameters())
+    _assert_gradients(chunked, gradients)
+    for name in ("policy_grad_norm", "entropy", "kl_to_base", "logprob_gap"):
+        assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-5), name
+    assert report.kl_after == pytest.approx(expected.kl_after, rel=1e-3)
+
+
+def test_chunks_repeat_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two learners on the same rollouts, two action tokens at a time: the same weights, bit for bit."""
+    weights = []
+    for trainer in (new_trainer(), new_trainer()):
+        monkeypatch.setattr("learner.trainer.CHUNK_LOGITS", 2 * trainer.policy.vocabulary)
+        perturb(trainer)
+        for _ in range(2):
+            trainer.update([_rollout(trainer, RATIOS)])
+        weights.append(snapshot(trainer.policy.parameters()))
+    assert same(*weights)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_logits_are_never_of_more_than_a_chunk(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length of a rollout, the output layer sees at most so many tokens at a time, and each 4 times:
+    policy and base, for the gradient and for the check after it.
+    """
+    trainer = new_trainer()
+    rollout = _rollout(trainer)
+    monkeypatch.setattr("learner.trainer.CHUNK_LOGITS", tokens * trainer.policy.vocabulary)
+    seen: list[int] = []
+    trainer.policy.causal_lm.get_output_embeddings().register_forward_hook(
+        lambda _, __, logits: seen.append(logits.shape[1])
+    )
+    trainer.update([rollout])
+    assert max(seen) == tokens
+    assert sum(seen) == 4 * rollout.action_tokens
+
+
 def test_negative_scale_damps_negative_advantages_only() -> None:
     """Advantages below 0 are multiplied by negative_scale; those above stay."""
     norms = {}
@@ -289,42 +338,6 @@ def test_advantages_are_those_of_the_values_before_any_critic_step(form: str) ->
     assert report.advantage_mean == pytest.approx(sum(old) / 9, abs=1e-4)
     assert report.advantage_rms == pytest.approx(math.sqrt(sum(a * a for a in old) / 9), abs=1e-4)
     assert abs(sum(new) - sum(old)) / 9 > 0.01
-
-
-class _TableCritic(Critic):
-    """Values that depend on the sampled token alone, so that they are the same in every context."""
-
-    def __init__(self) -> None:
-        self.head = nn.Linear(1, 1)
-
-    def hidden(self, ids: Tensor) -> Tensor:
-        following = torch.cat([ids[1:], ids[:1]])
-        return (following.float()[:, None] * 0.37).sin()
-
-    def backbone_parameters(self) -> dict[str, nn.Parameter]:
-        return {}
-
-
-def test_splitting_into_sequences_leaves_the_advantages_as_they_are() -> None:
-    """Given the same values, turns in one sequence and turns in three have the same advantages: GAE crosses turns."""
-    policy = new_trainer().policy
-    extended: list[Turn] = []
-    history: tuple[int, ...] = (5, 6)
-    for number, count in enumerate((2, 3, 1)):
-        made = turn(history, [100 * number + i + 10 for i in range(count)], reward=0.5 * number)
-        extended.append(made)
-        history = made.prompt_ids + made.completion_ids + (8, 9)
-    apart = [replace(t, prompt_ids=(50 + i, *t.prompt_ids[1:])) for i, t in enumerate(extended)]
-    reports = []
-    for turns in (extended, apart):
-        torch.manual_seed(0)
-        trainer = Trainer(policy, _TableCritic(), TrainingSettings(critic_warmup=1), (0.0, 1.0), lambda: 0.0)
-        reports.append(trainer.update([Rollout("s", tuple(turns), 1.0)]))
-    one, three = reports
-    assert (one.observation_tokens, three.observation_tokens) == (2 + 2 + 2, 2 + 6 + 11)
-    assert one.advantage_rms == pytest.approx(three.advantage_rms, abs=1e-6)
-    assert one.advantage_mean == pytest.approx(three.advantage_mean, abs=1e-6)
-    assert one.advantage_rms > 0.1
 
 
 @pytest.mark.parametrize("form", ["lora", "full"])
