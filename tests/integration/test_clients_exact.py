@@ -2,17 +2,18 @@
 
 Compared are the sequences that the learner's own loop, reading the real log, hands to its trainer with those made from
 the engine's record alone (tests/recording.py, tests/exactness.py): token ids, positions, logprobs and versions.
-The sessions are plain ones, ones whose client drops or rewrites an earlier answer, ones with a question asked again, and
-ones that another client resumes later; a version goes live amid all of them.
+The sessions are plain ones, ones whose client drops or rewrites an earlier answer, ones with a question asked again,
+and ones that another client resumes later; a version goes live amid all of them.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
@@ -34,7 +35,6 @@ SESSIONS = 100
 AT_ONCE = 6
 MAX_TOKENS = 40
 KINDS: tuple[str, ...] = ("plain", "dropped", "rewritten", "retried", "resumed")
-Kind = Literal["plain", "dropped", "rewritten", "retried", "resumed"]
 
 
 @dataclass
@@ -153,7 +153,7 @@ def test_sessions_go_on_across_versions(traffic: Traffic) -> None:
 
 def test_every_kind_of_session_was_there(traffic: Traffic) -> None:
     """The tests above mean something: tools were called, histories edited, and edits begin new sequences."""
-    names = {f"{session_id.partition(':')[2]}": session_id for session_id in traffic.answers}
+    names = {session_id.partition(":")[2]: session_id for session_id in traffic.answers}
     rollouts = {rollout.session_id: rollout for rollout in traffic.trainer.rollouts}
     sequences: dict[str, Counter[int]] = {kind: Counter() for kind in KINDS}
     for session in traffic.sessions:
@@ -167,8 +167,8 @@ def test_every_kind_of_session_was_there(traffic: Traffic) -> None:
 
 
 def test_updates_are_finite(traffic: Traffic) -> None:
-    """Ten updates of ten rollouts each moved the policy, with numbers that are numbers."""
+    """Training on these sessions moves the policy, and its numbers stay finite."""
     reports = traffic.trainer.reports
     assert len(reports) == SESSIONS // 10
-    assert all(report.kl_after == report.kl_after < 10 for report in reports)
+    assert all(math.isfinite(report.kl_after) and math.isfinite(report.policy_grad_norm) for report in reports)
     assert any(report.policy_stepped for report in reports)
