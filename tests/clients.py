@@ -5,7 +5,7 @@ Each keeps its conversation in the form of its framework, so that what is sent i
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import Any, Literal
 
 import agents
@@ -14,7 +14,7 @@ from agents.exceptions import AgentsException
 from agents.items import TResponseInputItem
 from openai.types.chat import ChatCompletionMessage
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai import UsageLimits
+from pydantic_ai import AgentStreamEvent, RunContext, UsageLimits
 from pydantic_ai.exceptions import AgentRunError
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, TextPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIChatModelSettings
@@ -217,15 +217,14 @@ class PydanticLoop(Loop):
         self.agent = PydanticAgent(model, instructions=INSTRUCTIONS, tools=[calculator])
 
     async def ask(self, text: str) -> None:
-        limits = UsageLimits(request_limit=CALLS)
         try:
-            if self.stream:
-                async with self.agent.run_stream(text, message_history=self.messages, usage_limits=limits) as run:
-                    await run.get_output()
-                    self.messages = run.all_messages()
-            else:
-                result = await self.agent.run(text, message_history=self.messages, usage_limits=limits)
-                self.messages = result.all_messages()
+            result = await self.agent.run(
+                text,
+                message_history=self.messages,
+                usage_limits=UsageLimits(request_limit=CALLS),
+                event_stream_handler=_read if self.stream else None,
+            )
+            self.messages = result.all_messages()
         except AgentRunError as error:  # it asked for a tool that is not there, said nothing, or went on and on
             self.failures.append(repr(error))
 
@@ -256,6 +255,12 @@ LOOPS: Sequence[type[Loop]] = (OpenAILoop, AgentsLoop, PydanticLoop)
 def new_client(base_url: str, key: str) -> openai.AsyncOpenAI:
     """The public client; it does not hide errors behind retries."""
     return openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=REQUEST_S)
+
+
+async def _read(_: RunContext[None], events: AsyncIterable[AgentStreamEvent]) -> None:
+    """pydantic-ai streams where somebody reads."""
+    async for _event in events:
+        pass
 
 
 def _called(call: Any) -> str:
