@@ -1,7 +1,9 @@
 """What agent frameworks send and read: parallel calls, parts, roles, settings, sessions and branches."""
 
 import asyncio
+import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import agents
@@ -22,6 +24,8 @@ from tests.service import POLICY
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Litestar's, about how handlers are declared
 
+README = Path(__file__).parents[2] / "README.md"
+README_URL, README_KEY = "http://127.0.0.1:8700", "rk-client-..."
 ASK = "What is 12 + 30?"
 TWO_CALLS = "\n".join(
     f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
@@ -186,6 +190,35 @@ async def test_requests_at_the_same_time_are_branches(
     assert len(pack(build_rollout("branches", events, []).turns)) == 2
 
 
+def readme_example(name: str, service: RecordedService, names: dict[str, Any]) -> dict[str, Any]:
+    """The README's lines for a client, run with this service's address and key; the names that they define."""
+    section = README.read_text(encoding="utf-8").partition("### Agent frameworks\n")[2].partition("\n### ")[0]
+    code = textwrap.dedent(section.partition(f"    # {name}\n")[2].partition("\n\n")[0])
+    assert code.count("\n") < 5
+    defined = dict(names)
+    exec(code.replace(README_URL, service.base_url).replace(README_KEY, CLIENT_KEY), defined)
+    return defined
+
+
+def test_readme_configures_openai(service: RecordedService) -> None:
+    """The README's lines give an answer in the session that they name."""
+    names = {"messages": [{"role": "user", "content": ASK}], "tools": [CALCULATOR]}
+    answer = readme_example("openai", service, names)["answer"]
+    assert completions(service, "run-1")[-1].completion_id == answer.id
+
+
+@pytest.mark.parametrize("name", ["openai-agents", "pydantic-ai"])
+async def test_readme_configures_the_framework(service: RecordedService, tokenizer: Any, name: str) -> None:
+    """The README's lines make an agent whose calls are in the session that they name."""
+    tools = [agents.function_tool(calculator) if name == "openai-agents" else calculator]
+    agent = readme_example(name, service, {"tools": tools})["agent"]
+    before = len(completions(service, "run-1"))
+    with scripted(tokenizer, TWO_CALLS, "42 and 25."):
+        run = agents.Runner.run(agent, ASK) if name == "openai-agents" else agent.run(ASK)
+        await run
+    assert len(completions(service, "run-1")) == before + 2
+
+
 MESSAGES: dict[str, tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]] = {
     "developer": (
         [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": ASK}],
@@ -197,14 +230,12 @@ MESSAGES: dict[str, tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]] =
     ),
     "name": ([{"role": "user", "name": "ann", "content": ASK}], [{"role": "user", "content": ASK}]),
 }
-CALL: dict[str, Any] = {"id": "call_1", "type": "function"}
-SAID = {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": {"name": "calculator"}}]}
 
 
 def said(arguments: str, **fields: Any) -> dict[str, Any]:
     """An assistant's message with one call."""
-    function = {"name": "calculator", "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [CALL | {"function": function}]} | fields
+    call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]} | fields
 
 
 def called(message: dict[str, Any], result: Any = "42") -> list[dict[str, Any]]:
