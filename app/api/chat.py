@@ -13,6 +13,7 @@ from app.api.errors import DOCUMENTED
 from app.api.openai import DONE, Shapes, event
 from app.api.schemas import ChatRequest
 from app.engines.base import GenerateRequest
+from app.engines.messages import free_tools
 from app.errors import InvalidRequest, RiachoError
 from app.events.schema import Sampling
 from app.registry.records import KeyRecord
@@ -129,7 +130,7 @@ def generate_request(data: ChatRequest, default_max_tokens: int) -> GenerateRequ
     return GenerateRequest(
         messages=[message.model_dump(exclude_none=True) for message in data.messages],
         sampling=sampling,
-        tools=data.tools or None,
+        tools=free_tools(data.tools) if data.tools else None,
         top_logprobs=data.top_logprobs or 0,
         logit_bias={int(token): bias for token, bias in (data.logit_bias or {}).items()},
         response_format=data.response_format,
@@ -145,6 +146,7 @@ def _shapes(data: ChatRequest, call: ChatCall, running: Running, services: Servi
         [sign(call.receipt(choice)) for choice in range(call.n)],
         services.versions.name(running.version),
         bool(data.logprobs),
+        data.parallel_tool_calls is not False,
     )
 
 

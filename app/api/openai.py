@@ -23,12 +23,23 @@ class Shapes:
         id: the whole answer's completion id.
         choice_ids: the completion id of each choice; what feedback names.
         model: the version that samples, such as `riacho@7`.
+        parallel_tool_calls: whether an answer may show more than its first tool call. An engine that kept to one would
+            have to constrain the sampling, so the rest is sampled, trained on and not shown.
     """
 
-    def __init__(self, call: ChatCall, id: str, choice_ids: Sequence[str], model: str, logprobs: bool) -> None:
+    def __init__(
+        self,
+        call: ChatCall,
+        id: str,
+        choice_ids: Sequence[str],
+        model: str,
+        logprobs: bool,
+        parallel_tool_calls: bool = True,
+    ) -> None:
         self._call = call
         self._choice_ids = choice_ids
         self._logprobs = logprobs
+        self._parallel = parallel_tool_calls
         self._head = {"id": id, "created": int(call.at.timestamp()), "model": model}
 
     def completion(self, running: Running) -> dict[str, Any]:
@@ -45,8 +56,8 @@ class Shapes:
             delta["reasoning_content"] = piece.chunk.reasoning
         if piece.chunk.text:
             delta["content"] = piece.chunk.text
-        if piece.chunk.tool_calls:
-            delta["tool_calls"] = list(piece.chunk.tool_calls)
+        if calls := self._shown(piece.chunk.tool_calls):
+            delta["tool_calls"] = calls
         return self._chunk([self._delta(piece.choice, delta, piece.chunk)])
 
     def usage_chunk(self, running: Running) -> dict[str, Any]:
@@ -65,12 +76,16 @@ class Shapes:
             "completion_id": self._choice_ids[choice],
         }
 
+    def _shown(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The calls, or their pieces, that the client may see."""
+        return [call for call in calls if self._parallel or call["index"] == 0]
+
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
-        if answer.tool_calls:
-            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in answer.tool_calls]
+        if calls := self._shown(answer.tool_calls):
+            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
         else:
             message["content"] = answer.text
         return {

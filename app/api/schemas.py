@@ -17,7 +17,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
     reasoning_content: str | None = Field(None, description="what the model thought before this, for the template")
@@ -59,13 +59,17 @@ class ChatRequest(StrictModel):
     response_format: dict[str, Any] | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: only the first tool call is shown")
+    modalities: list[Literal["text"]] | None = None
     # Without effect on an answer here; clients send them.
     user: str | None = None
-    parallel_tool_calls: bool | None = None
     service_tier: str | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
     safety_identifier: str | None = None
 
     @field_validator("stop")

@@ -35,7 +35,7 @@ from app.engines.base import (
     TokenLogprob,
 )
 from app.engines.detokenize import Detokenizer, StopStrings
-from app.engines.messages import joined_parts
+from app.engines.messages import for_template
 from app.engines.probe import require_reproduced
 from app.engines.sampler import Draw, distribution, draw, seeded
 from app.engines.tool_calls import ToolCallParser
@@ -203,6 +203,7 @@ class _Model:
                 f"The model {self.name} has no chat template, so it cannot answer chats. Use an instruction-tuned "
                 "model, or put a chat_template.jinja into its directory."
             )
+        self._knows_developer = "developer" in str(self._tokenizer.chat_template)
         self._base: Any = model.eval().requires_grad_(False)
         self._base.to(self._device)
         self._adapters = AdapterReader(model)
@@ -340,7 +341,7 @@ class _Model:
     def _prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> tuple[int, ...]:
         try:
             encoded = self._tokenizer.apply_chat_template(
-                [_for_template(message) for message in messages],
+                [for_template(message, knows_developer=self._knows_developer) for message in messages],
                 tools=tools,
                 add_generation_prompt=True,
                 tokenize=True,
@@ -382,9 +383,3 @@ def _best_device() -> str:
 
 def _slot(version: int) -> str:
     return f"v{version}"
-
-
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as one string, which is what chat templates know."""
-    message = joined_parts(message)
-    return {**message, "content": message.get("content") or ""}

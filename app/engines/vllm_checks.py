@@ -20,7 +20,9 @@ from app.fingerprint import fingerprint
 MOST_ALTERNATIVES = ALTERNATIVES + 1  # and the sampled token
 SHOWN = 120  # characters of a foreign answer
 _START = "start it as `riacho vllm` does"
+_RENDER = "/v1/chat/completions/render"
 _HELLO = [{"role": "user", "content": "Hello"}]
+_TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 # vLLM leaves out of a rendered request what has its own neutral value.
 _NEUTRAL = {
     "temperature": 1.0,
@@ -100,6 +102,7 @@ async def inspect_server(http: httpx.AsyncClient, model: str, slots: int) -> Ser
     max_context = card.max_model_len or 0
     await _require_lora(http)
     await _require_neutral_defaults(http, card.id, max_context)
+    await _require_free_tool_calls(http, card.id)
     await _require_sampled_logprobs(http, card.id)
     expected = await asyncio.to_thread(_fingerprint, model, card.root)
     return Server(card.id, EngineInfo(model, expected, "unknown", max_context, slots))
@@ -132,11 +135,11 @@ async def _require_lora(http: httpx.AsyncClient) -> None:
 
 async def _require_neutral_defaults(http: httpx.AsyncClient, base: str, max_context: int) -> None:
     """What a request that says nothing is sampled with: a model's generation_config can cap and bend it."""
-    response = await _ask(http, "POST", "/v1/chat/completions/render", {"model": base, "messages": _HELLO})
+    response = await _ask(http, "POST", _RENDER, {"model": base, "messages": _HELLO})
     _require(
         response.is_success,
         http,
-        f"/v1/chat/completions/render gives status {response.status_code}; {_START}, with --enable-scale-out",
+        f"{_RENDER} gives status {response.status_code}; {_START}, with --enable-scale-out",
     )
     rendered = _read(http, response, _Rendered)
     defaults = rendered.sampling_params
@@ -150,6 +153,20 @@ async def _require_neutral_defaults(http: httpx.AsyncClient, base: str, max_cont
         http,
         f"it samples with defaults of its own ({shown}); {_START}, with --generation-config vllm "
         "and without --override-generation-config",
+    )
+
+
+async def _require_free_tool_calls(http: httpx.AsyncClient, base: str) -> None:
+    """What tools alone bring: a server or a tool parser may sample every call from a grammar."""
+    response = await _ask(http, "POST", _RENDER, {"model": base, "messages": _HELLO, "tools": [_TOOL]})
+    if not response.is_success:
+        return  # it has no tool calls, which clients that send tools are told
+    constrained = _read(http, response, _Rendered).sampling_params.get("structured_outputs")
+    _require(
+        not constrained,
+        http,
+        f"it samples tool calls from a grammar, and what is sampled so cannot be trained on; {_START}, without "
+        "--tool-strict-level and with a --tool-call-parser that does not ask for it",
     )
 
 

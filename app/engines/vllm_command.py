@@ -56,6 +56,7 @@ _BREAKS = {
     "--load-format": "other formats may fill the weights with noise (`dummy`) or change them",
     "--speculative-config": "logprobs with speculative decoding are not proved exact",
     "--skip-tokenizer-init": "chat needs the tokenizer",
+    "--tool-strict-level": "a grammar would shape tool calls, and what is sampled so cannot be trained on",
     "--chat-template": "the learner and the local engine read the model's own template",
 }
 _DANGEROUS_VARIABLES = {

@@ -15,6 +15,7 @@ MODEL = str(TINY_MODEL)
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "max_tokens": 1010}
 LOAD = "/v1/load_lora_adapter"
 RENDER = "/v1/chat/completions/render"
+TOOLS = f"{RENDER} with tools"
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
 Answers = dict[str, tuple[int, Any]]
@@ -39,13 +40,15 @@ GOOD: Answers = {
     MODELS: (200, card(MODEL)),
     LOAD: (404, error("Loading lora failed: No adapter found for /nonexistent")),
     RENDER: (200, {"token_ids": [0] * 14, "sampling_params": NEUTRAL}),
+    TOOLS: (200, {"token_ids": [0] * 99, "sampling_params": NEUTRAL}),
     CHAT: (200, first_answer(-9999.0)),
 }
 
 
 async def inspect(answers: Answers) -> Any:
     def server(request: httpx.Request) -> httpx.Response:
-        status, body = answers[request.url.path]
+        tools = b'"tools"' in request.content
+        status, body = answers[TOOLS if tools else request.url.path]
         return httpx.Response(status, content=body if isinstance(body, bytes) else json.dumps(body))
 
     async with httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(server)) as http:
@@ -59,6 +62,11 @@ async def test_a_good_server_passes() -> None:
     assert server.info.fingerprint == fingerprint(MODEL)
 
 
+async def test_a_server_without_tool_calls_passes() -> None:
+    """vLLM refuses tools where it has no parser for calls; that is no reason not to serve."""
+    assert (await inspect(GOOD | {TOOLS: (400, error('"auto" tool choice requires --enable-auto-tool-choice'))})).base
+
+
 def rendered(**params: Any) -> tuple[int, Any]:
     return 200, {"token_ids": [0] * 14, "sampling_params": NEUTRAL | params}
 
@@ -70,6 +78,7 @@ WRONG: dict[str, tuple[Answers, str]] = {
     "temperature of the model": ({RENDER: rendered(temperature=0.6)}, "--generation-config vllm"),
     "length of the model": ({RENDER: rendered(max_tokens=96)}, "max_tokens = 96.*--generation-config vllm"),
     "no rendering": ({RENDER: (404, {"detail": "Not Found"})}, "--enable-scale-out"),
+    "calls from a grammar": ({TOOLS: rendered(structured_outputs={"structural_tag": "{}"})}, "--tool-strict-level"),
     "raw logprobs": ({CHAT: (200, first_answer(-2.5))}, "--logprobs-mode processed_logprobs"),
     "few alternatives": ({CHAT: (400, error("greater than max allowed: 20"))}, "--max-logprobs 21"),
     "dead engine": ({CHAT: (500, error("EngineCore encountered an issue"))}, "EngineCore.*vLLM's own output"),

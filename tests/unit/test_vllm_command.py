@@ -39,6 +39,7 @@ def test_reasoning_is_parsed_where_a_parser_is_named() -> None:
     [
         ({"extra": ("--logprobs-mode", "raw_logprobs")}, "--logprobs-mode"),
         ({"extra": ("--logprobs_mode=raw_logprobs",)}, "--logprobs-mode"),
+        ({"extra": ("--tool-strict-level", "function")}, "--tool-strict-level"),
         ({"extra": ("--generation-conf", "auto")}, "--generation-config"),
         ({"extra": ("--speculative-config.method", "ngram")}, "--speculative-config"),
         ({"extra": ("-q", "fp8")}, "unquantised"),

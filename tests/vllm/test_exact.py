@@ -116,6 +116,18 @@ def test_tool_calls_arrive_whole_and_can_be_trained_on(service: Service, models:
     assert called
 
 
+def test_strict_tools_are_sampled_freely(service: Service, models: dict[str, Any]) -> None:
+    """`strict`, which some agent frameworks set, brings no grammar: the same seed gives the same tokens without it."""
+    strict = CALCULATOR | {"function": CALCULATOR["function"] | {"strict": True}}
+    for seed in SEEDS:
+        fields: dict[str, Any] = {"model": "riacho@base", "temperature": 1.5, "seed": seed}
+        free, _, _ = ask(service, False, tools=[CALCULATOR], **fields)
+        told, _, _ = ask(service, False, tools=[strict], parallel_tool_calls=False, **fields)
+        assert told.prompt_ids == free.prompt_ids
+        assert told.completion_ids == free.completion_ids
+        assert told.trainable
+
+
 def test_the_adapter_is_applied(service: Service, models: dict[str, Any]) -> None:
     """What version 1 sampled is clearly not what the base gives: agreement above means something."""
     events = [ask(service, False, model="riacho@1", seed=seed)[0] for seed in SEEDS]
