@@ -1,7 +1,7 @@
 """What was trained on, compared with the engine's own record of what it sampled.
 
-The expected sequences are made from the record alone: answers of a session follow one another in one sequence as long
-as each prompt begins with all the tokens before it. Their sampled tokens may be trained on, and all else is prompt.
+The expected sequences are made from the record alone: an answer goes on with the sequence whose tokens its prompt
+begins with, the longest such, or begins one. Their sampled tokens may be trained on, and all else is prompt.
 """
 
 import time
@@ -83,10 +83,11 @@ def expected_sequences(answers: Iterable[Sampled]) -> list[Expected]:
     """The sequences of one session's answers, which come in the order in which they ended."""
     sequences: list[Expected] = []
     for answer in answers:
-        before = sequences[-1].ids if sequences else None
-        if before is None or answer.prompt_ids[: len(before)] != before:
+        extended = [sequence for sequence in sequences if answer.prompt_ids[: len(sequence.ids)] == sequence.ids]
+        if not extended:
             sequences.append(Expected())
-        sequences[-1].add(answer)
+        joined = max(extended, key=lambda sequence: len(sequence.ids)) if extended else sequences[-1]
+        joined.add(answer)
     return sequences
 
 
@@ -100,7 +101,10 @@ def require_exact(rollout: Rollout, answers: Sequence[Sampled]) -> list[PackedSe
         assert sequence.positions.tolist() == due.positions
         assert torch.equal(sequence.behaviour, torch.tensor(due.logprobs))
     sampled = [token for answer in answers for token in answer.token_ids]
-    assert torch.cat([sequence.actions for sequence in packed]).tolist() == sampled
+    in_time = torch.empty(len(sampled), dtype=torch.long)
+    for sequence in packed:
+        in_time[sequence.times] = sequence.actions
+    assert in_time.tolist() == sampled
     return packed
 
 
