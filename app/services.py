@@ -91,7 +91,7 @@ class Services:
             relay=relay,
             capture=capture,
             chat=ChatService(engine, versions, capture),
-            feedback=FeedbackService(registry, relay, receipts, policy, clock),
+            feedback=FeedbackService(registry, relay, receipts, policy, clock, bool(settings.scorers)),
             operations=Operations(registry, versions, relay, policy, clock),
             clock=clock,
             started=int(clock().timestamp()),

@@ -140,6 +140,7 @@ class Feedback(Base):
     policy: Mapped[str] = _policy()
     session_id: Mapped[str] = mapped_column(SessionId)
     completion_id: Mapped[str | None] = mapped_column(CompletionId)
+    signal: Mapped[str] = mapped_column(String(32))
     reward: Mapped[float | None]
     final: Mapped[bool]
     closes: Mapped[bool]

@@ -47,6 +47,9 @@ class Metrics:
             "riacho_completions", "Completions recorded", ("finish_reason", "trainable"), registry=registry
         )
         self.tokens = Counter("riacho_tokens", "Tokens read and sampled", ("kind",), registry=registry)
+        self.tool_calls = Counter(
+            "riacho_tool_calls", "Tool calls of answers, and answers without one", ("kind",), registry=registry
+        )
         self.first_token_seconds = Histogram(
             "riacho_first_token_seconds", "Time to the first chunk of an answer", buckets=SECONDS, registry=registry
         )
@@ -81,6 +84,8 @@ class Metrics:
         self.completions.labels(event.finish_reason, str(event.trainable).lower()).inc()
         self.tokens.labels("prompt").inc(event.usage.prompt_tokens)
         self.tokens.labels("completion").inc(event.usage.completion_tokens)
+        for kind in event.tool_call_kinds:
+            self.tool_calls.labels(kind).inc()
 
     def show_engines(self, states: Sequence[EngineState]) -> None:
         serving = sum(state.serving for state in states)
