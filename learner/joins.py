@@ -4,7 +4,7 @@ Everything here goes into the checkpoint. Payloads do not: they are read from th
 complete, so that a checkpoint stays small however much traffic waits.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -141,6 +141,11 @@ class Joins:
         self._oldest = _LATEST
         self.late = 0
 
+    @property
+    def scored(self) -> bool:
+        """Whether complete sessions wait for scores."""
+        return bool(self._scorers)
+
     def __len__(self) -> int:
         return len(self._pending)
 
@@ -170,7 +175,7 @@ class Joins:
         pending.at = max(pending.at, event.at)
         self._oldest = min(self._oldest, pending.at)
         _add(pending, event, position)
-        return self._end(session, event.at) if pending.complete(bool(self._scorers)) else None
+        return self._end(session, event.at) if pending.complete(self.scored) else None
 
     def is_new(self, event: CompletionEvent) -> bool:
         """Whether this completion was not met before and its session has not ended."""
@@ -187,13 +192,17 @@ class Joins:
         held = self._held.get(session)
         return () if held is None else held.scores.missing(self._scorers)
 
-    def held(self) -> Collection[Joined]:
+    def held(self) -> list[Joined]:
         """All sessions that wait for scores."""
         return [held.joined for held in self._held.values()]
 
     def parked(self, session: str) -> tuple[str, ...]:
         """The signals whose scorer has failed and that the session is held for all the same."""
         return tuple(signal for signal in self.missing(session) if signal in self._held[session].scores.failed)
+
+    def parked_signals(self) -> list[str]:
+        """For each session the signals that it is parked for."""
+        return [signal for session in self._held for signal in self.parked(session)]
 
     def drop(self, session: str) -> None:
         """Hold a session no longer."""

@@ -154,6 +154,11 @@ class FeedbackEvent(EventBase):
     comment: str | None = None
     metadata: dict[str, Any] | None = None
 
+    @property
+    def rewards(self) -> dict[str | None, float]:
+        """By completion id, None for the session as a whole."""
+        return {self.completion_id: self.reward}
+
 
 class SessionClosedEvent(EventBase):
     """The client says that the session has ended; its rewards are already there."""
