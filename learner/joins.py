@@ -157,17 +157,15 @@ class Joins:
         """
         session = event.session_id
         held = self._held.get(session)
-        if held is not None and isinstance(event, ForgetEvent):
-            del self._held[session]
-            return None
         if held is not None and isinstance(event, ScoreEvent):
             held.scores.add(event, position)
             return None if self.missing(session) else self._release(held)
-        if session in self._ended:
+        if session in self._ended and not (held is not None and isinstance(event, ForgetEvent)):
             self.late += 1
             return None
         if isinstance(event, ForgetEvent):
             self._pending.pop(session, None)
+            self._held.pop(session, None)
             self._remember(session, event.at)
             return None
         pending = self._pending.pop(session, None) or Pending()

@@ -198,6 +198,7 @@ class Learner:
         if isinstance(event, CompletionEvent) and self.stream.joins.is_new(event):
             self._projector.completion(event, record.position)
         if isinstance(event, ForgetEvent):
+            self._projector.outcome([event.session_id], "dropped")
             self._score_no_more(event.session_id)
         if isinstance(event, ScoreEvent):
             self._count_score(event)
