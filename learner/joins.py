@@ -134,7 +134,7 @@ class Joins:
 
     def __init__(self, ttl: timedelta, scorers: Mapping[str, OnFailure] | None = None) -> None:
         self._ttl = ttl
-        self._scorers = scorers or {}
+        self.scorers = scorers or {}
         self._pending: dict[str, Pending] = {}
         self._held: dict[str, Held] = {}
         self._ended: dict[str, datetime] = {}
@@ -144,7 +144,7 @@ class Joins:
     @property
     def scored(self) -> bool:
         """Whether complete sessions wait for scores."""
-        return bool(self._scorers)
+        return bool(self.scorers)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -188,7 +188,7 @@ class Joins:
     def missing(self, session: str) -> tuple[str, ...]:
         """The signals that a session is held for; none where it is not held."""
         held = self._held.get(session)
-        return () if held is None else held.scores.missing(self._scorers)
+        return () if held is None else held.scores.missing(self.scorers)
 
     def held(self) -> list[Joined]:
         """All sessions that wait for scores."""

@@ -75,8 +75,9 @@ class StreamState:
 
     def scored(self) -> dict[str, int]:
         """What scorers have said so far, and `SIGNAL.parked`, how many sessions are parked for a signal now."""
-        parked = Counter(f"{signal}.parked" for signal in self.joins.parked_signals())
-        return dict(sorted((self.scores + parked).items()))
+        now = Counter(f"{signal}.parked" for signal in self.joins.parked_signals())
+        parked = {f"{signal}.parked": now[f"{signal}.parked"] for signal in self.joins.scorers}
+        return dict(sorted({**self.scores, **parked}.items()))
 
     def add_lengths(self, lengths: Sequence[Length]) -> None:
         self.lengths = [*self.lengths, *lengths][-LENGTH_WINDOW:]

@@ -25,6 +25,10 @@ LEARNER_METRICS = (
     "critic_grad_norm",
     "entropy",
     "kl_to_base",
+    "rollout_tokens",
+    "rollout_tokens_mean",
+    "turn_tokens",
+    "turn_tokens_mean",
 )
 
 
@@ -78,6 +82,15 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.scores = Gauge(
+            "riacho_learner_scores",
+            "Scores and failures of reward functions so far, and sessions parked, as of the newest update",
+            ("signal", "outcome"),
+            registry=registry,
+        )
+        self.learner_tool_calls = Gauge(
+            "riacho_learner_tool_calls", "Tool calls in the newest update, by kind", ("kind",), registry=registry
+        )
         self.learner = Gauge("riacho_learner", "A metric of the newest update", ("metric",), registry=registry)
 
     def captured(self, event: CompletionEvent) -> None:
@@ -99,6 +112,12 @@ class Metrics:
                 self.learner.labels(name).set(metrics[name])
         for reason, count in metrics.get("not_trained", {}).items():
             self.not_trained.labels(reason).set(count)
+        for name, count in metrics.get("scores", {}).items():
+            signal, outcome = name.split(".")
+            self.scores.labels(signal, outcome).set(count)
+        self.learner_tool_calls.clear()
+        for kind, count in metrics.get("tool_calls", {}).items():
+            self.learner_tool_calls.labels(kind).set(count)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
