@@ -250,7 +250,9 @@ class Learner:
         if self._scoring is None or any(self.stream.positions.get(p, 0) < end for p, end in self._known_end.items()):
             return
         for joined in self._unscored:
-            self._scoring.submit(joined, self.stream.joins.missing(joined.session_id))
+            missing = self.stream.joins.missing(joined.session_id)
+            if missing:
+                self._scoring.submit(joined, missing)
         self._unscored = []
 
     def _score_no_more(self, session: str) -> None:

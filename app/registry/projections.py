@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from app.registry.database import Database
 from app.registry.leases import fence
-from app.registry.models import Completion, Update
+from app.registry.models import HELD, Completion, Update
 from app.registry.records import CompletionRow, CompletionState, Lease, UpdateRow, record_of, values_of
 
 BATCH = 1000
@@ -90,6 +90,13 @@ class ProjectionStore:
                 .where(Completion.policy == policy, Completion.rollout_update.in_(updates))
                 .values(trained_version=version)
             )
+
+    def held(self, policy: str) -> dict[str, int]:
+        """How many completions wait for scores, by state: `scoring` and `parked`."""
+        query = sa.select(Completion.state, sa.func.count()).where(Completion.policy == policy, HELD)
+        with self._database.read() as session:
+            counts = {state: count for state, count in session.execute(query.group_by(Completion.state))}
+        return {state: counts.get(state, 0) for state in ("scoring", "parked")}
 
     def completion(self, id: str) -> CompletionRow | None:
         """One completion, if the learner has met it."""

@@ -82,6 +82,9 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.held = Gauge(
+            "riacho_held_completions", "Completions whose session waits for scores", ("state",), registry=registry
+        )
         self.scores = Gauge(
             "riacho_learner_scores",
             "Scores and failures of reward functions so far, and sessions parked, as of the newest update",

@@ -8,7 +8,7 @@ from typing import Any
 
 from learner.rewards.view import CannotScore, RewardFunction, Scores, SessionView
 
-SLOW_S = 0.3
+SLOW_S = 0.5
 
 
 def steered(options: Mapping[str, Any]) -> RewardFunction:
