@@ -1,13 +1,16 @@
 """A judge that hangs, fails, is slow or talks nonsense: sessions train or park by the rule, and serving goes on."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from app.events.schema import ScoreEvent
+from app.registry import upgrade
 from tests.judges import Steered
+from tests.learning import LearnerProcess
 from tests.service import Service, eventually, local_only
 
 
@@ -143,3 +146,14 @@ def test_what_the_judge_says_shows_in_the_metrics(parking: Judged) -> None:
     service = parking.service
     assert service.metric('riacho_learner_scores{outcome="scored",signal="judge"}') == metrics["scores"]["judge.scored"]
     assert service.metric('riacho_learner{metric="turn_tokens"}') == metrics["turn_tokens"] == 8
+
+
+def test_scorer_that_is_not_installed_stops_the_learner_at_its_start(tmp_path: Path) -> None:
+    """The message names the setting, the value, and what is installed."""
+    judge = Steered(tmp_path / "judge")
+    variables = judge.variables("train") | {"RIACHO_REWARDS_JUDGE_SCORER": "nobodys"}
+    upgrade(f"sqlite:///{tmp_path / 'registry.db'}")
+    with LearnerProcess(tmp_path, variables) as learner:
+        eventually(lambda: not learner.running, "the learner ends")
+        assert "scorer = 'nobodys'" in learner.log_text
+        assert "steered" in learner.log_text

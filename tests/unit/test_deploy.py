@@ -417,7 +417,7 @@ def test_the_learners_numbers_are_on_the_dashboard() -> None:
 
 
 def test_alerts_cover_what_goes_wrong() -> None:
-    """Lag, masked tokens, lost and waiting events, missing engines, parked sessions: each alert says what to look at."""
+    """Lag, masked tokens, lost and waiting events, missing engines, parked sessions: each says what to look at."""
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text(encoding="utf-8"))
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
     watched = " ".join(rule["expr"] for rule in alerts)
