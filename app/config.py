@@ -22,8 +22,11 @@ from app.settings import AppSettings, SharedSettings
 
 ENV_PREFIX = "RIACHO_"
 TABLES = ("learner", "kafka")  # RIACHO_LEARNER_SEED is seed in [learner]
+# RIACHO_REWARDS_JUDGE_OPTIONS_MODEL is model in [rewards.judge.options]; the shortest name of a signal wins.
+REWARD_KEY = re.compile(r"rewards_(.+?)_(weight|scorer|on_failure|options_(.+))")
 CONFIG_FILE = "riacho.toml"
 PASSWORD = re.compile(r"(://[^/?#:@]*:)[^?]*(?=@)|([?&]password=)[^&]*")
+SECRET_OPTION = re.compile(r"rewards\.[^.]+\.options\.(.*[._])?(key|token|secret|password)")
 
 S = TypeVar("S", bound=SharedSettings)
 Source = Literal["default", "file", "environment", "option"]
@@ -62,12 +65,14 @@ def load(cls: type[S], options: Mapping[str, Any], env: Mapping[str, str] | None
             sources[key] = source
     _refuse_unknown(set(merged), cls)
     settings = _validate(cls, {key: value for key, value in merged.items() if key in cls.model_fields})
-    values = {key: _masked(value) for key, value in _flatten(settings.model_dump(mode="json")).items()}
+    values = {key: _masked(key, value) for key, value in _flatten(settings.model_dump(mode="json")).items()}
     return settings, Resolved(values, {key: sources.get(key, "default") for key in values})
 
 
-def _masked(value: Any) -> Any:
-    """A value as it may be shown: the passwords in addresses are taken out."""
+def _masked(key: str, value: Any) -> Any:
+    """A value as it may be shown: the passwords in addresses and what reward functions log in with are taken out."""
+    if SECRET_OPTION.fullmatch(key):
+        return "***"
     return PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value
 
 
@@ -104,7 +109,12 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
             continue
         key = name.removeprefix(ENV_PREFIX).lower()
         table, _, inner = key.partition("_")
-        if table in TABLES and inner:
+        reward = REWARD_KEY.fullmatch(key)
+        if reward:
+            signal, field, option = reward.groups()
+            keys = ("options", option) if option else (field,)
+            _put(found, ".".join(("rewards", signal, *keys)), value)
+        elif table in TABLES and inner:
             found.setdefault(table, {})[inner] = value
         else:
             found[key] = value
@@ -124,7 +134,7 @@ def _refuse_unknown(given: set[str], cls: type[SharedSettings]) -> None:
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:  # an empty table is a value: a signal with nothing but defaults
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

@@ -33,6 +33,12 @@ class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class WrongSignal(InvalidRequest):
+    """A reward under a name that this policy does not take from clients."""
+
+    status, code = 422, "wrong_signal"
+
+
 class Unauthorized(RiachoError):
     status, code, kind = 401, "invalid_api_key", "authentication_error"
 

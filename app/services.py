@@ -91,7 +91,7 @@ class Services:
             relay=relay,
             capture=capture,
             chat=ChatService(engine, versions, capture),
-            feedback=FeedbackService(registry, relay, receipts, policy, clock),
+            feedback=FeedbackService(registry, relay, receipts, policy, clock, bool(settings.scorers)),
             operations=Operations(registry, versions, relay, policy, clock),
             clock=clock,
             started=int(clock().timestamp()),
@@ -152,6 +152,8 @@ class Services:
         self.metrics.loaded_versions.set(len(self.engine.loaded()))
         for update in self.registry.projections.updates(self.settings.policy, 1):
             self.metrics.show_update(update.number, update.metrics)
+        for state, count in self.registry.projections.held(self.settings.policy).items():
+            self.metrics.held.labels(state).set(count)
         try:
             waiting = self._refresh_spool_metrics()
             if not waiting:  # else the log is away, and asking would hold up whoever wants the metrics

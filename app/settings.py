@@ -1,13 +1,35 @@
 """Settings: what both processes share, and the app's. The learner adds its own in learner/settings.py."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from app.events.kafka_settings import KafkaSettings
+from app.events.schema import DEFAULT_SIGNAL, Signal
 
 TINY_MODEL = Path(__file__).parent / "models" / "tiny-qwen3"
+
+
+class RewardSettings(BaseModel):
+    """One named signal: what it weighs, and who gives it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float = Field(1.0, allow_inf_nan=False, description="a rollout's reward is the sum of weight * value")
+    scorer: str | None = Field(
+        None, min_length=1, description="entry point (group riacho.rewards) that gives it; absent = clients do"
+    )
+    options: dict[str, Any] = Field({}, description="the scorer's own")
+    on_failure: Literal["train", "park"] = Field(
+        "train", description="a session that cannot be scored: train without this signal, or park it and try again"
+    )
+
+    @model_validator(mode="after")
+    def _options_of_a_scorer(self) -> Self:
+        if self.options and self.scorer is None:
+            raise ValueError(f"options = {sorted(self.options)} without a scorer; name the scorer that they are for")
+        return self
 
 
 class SharedSettings(BaseModel):
@@ -25,6 +47,9 @@ class SharedSettings(BaseModel):
     reward_max: float = Field(1.0, allow_inf_nan=False, description="a thumb up")
     partitions: int = Field(1, ge=1, le=1024, description="partitions of a new log")
     feedback_ttl_s: float = Field(86_400.0, gt=0, description="event time for which a completion waits for feedback")
+    rewards: dict[Signal, RewardSettings] = Field(
+        {DEFAULT_SIGNAL: RewardSettings()}, description="the signals; naming some replaces the default"
+    )
     kafka: KafkaSettings = KafkaSettings()
 
     @field_validator("home", "adapter_store")
@@ -42,6 +67,14 @@ class SharedSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _some_weight(self) -> Self:
+        if not any(reward.weight for reward in self.rewards.values()):
+            raise ValueError(
+                "rewards: no signal weighs anything, so nothing would be learned; give one a weight other than 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _kept_while_waiting(self) -> Self:
         if self.log_url.startswith("kafka:") and self.kafka.retention_s < self.feedback_ttl_s:
             raise ValueError(
@@ -49,6 +82,11 @@ class SharedSettings(BaseModel):
                 "completions would be gone before their feedback; keep them longer, or wait less long"
             )
         return self
+
+    @property
+    def scorers(self) -> dict[str, RewardSettings]:
+        """The signals that reward functions give, not clients."""
+        return {signal: reward for signal, reward in self.rewards.items() if reward.scorer is not None}
 
     @property
     def resolved_log_url(self) -> str:

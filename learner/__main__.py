@@ -25,13 +25,17 @@ from app.registry.database import upgrade
 from app.registry.errors import LeaseLost, RegistryUnavailable
 from app.telemetry import logs
 from learner.critic import make_policy_and_critic
-from learner.joins import Joins
+from learner.guarded import Guarded
+from learner.joins import Joins, OnFailure
 from learner.lease import LeaseKeeper
 from learner.loop import Learner, stop_at_end, wait
 from learner.models import load_base
 from learner.publisher import Publisher
+from learner.rewards.load import load as load_scorer
+from learner.scoring import Scoring
 from learner.selfcheck import check_logprobs
 from learner.settings import LearnerSettings
+from learner.signals import Signals
 from learner.stream import StreamState
 from learner.trainer import Trainer
 
@@ -45,6 +49,7 @@ def build(
     registry: Registry,
     on_rollback: OnRollback = lambda event: None,
     show_progress: bool = True,
+    scoring: Scoring | None = None,
 ) -> Learner:
     """Wire a learner over the settings' log, base model and adapter store."""
     table = settings.learner
@@ -58,25 +63,49 @@ def build(
     gap = check_logprobs(policy)
     band = table.training.band
     log.info("self-check: |delta logprob| %.1e; ratios accepted in (%g, %g)", gap, band.lower, band.upper)
-    reward_range = (settings.reward_min, settings.reward_max)
+    weights = {signal: reward.weight for signal, reward in settings.rewards.items()}
+    signals = Signals(weights, settings.reward_min, settings.reward_max)
+    joins = Joins(timedelta(seconds=settings.feedback_ttl_s), on_failure(settings))
     return Learner(
         settings.policy,
         open_log(settings),
         registry,
-        Trainer(policy, critic, table.training, reward_range, time.perf_counter),
+        Trainer(policy, critic, table.training, signals.combined_range, time.perf_counter),
         Publisher(registry, settings.policy, settings.model, settings.resolved_adapter_store),
-        StreamState(Joins(timedelta(seconds=settings.feedback_ttl_s))),
+        StreamState(joins),
         policy.vocabulary,
         on_rollback,
         show_progress,
+        signals,
+        scoring,
     )
+
+
+def on_failure(settings: LearnerSettings) -> dict[str, OnFailure]:
+    """What becomes of sessions that a signal's scorer cannot score."""
+    return {signal: reward.on_failure for signal, reward in settings.scorers.items()}
+
+
+def start_scoring(settings: LearnerSettings) -> Scoring | None:
+    """Threads that score complete sessions, where a signal names a scorer; raises SetupError for one that is none."""
+    table, low, high = settings.learner, settings.reward_min, settings.reward_max
+    functions = {
+        signal: Guarded(load_scorer(reward.scorer or "", reward.options), table.score_timeout_s, low, high)
+        for signal, reward in settings.scorers.items()
+    }
+    if not functions:
+        return None
+    scoring = Scoring(settings.policy, open_log(settings), functions, on_failure(settings), table.score_retry_s)
+    scoring.start(table.score_workers)
+    return scoring
 
 
 def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = False) -> None:
     """Hold the lease and learn until a signal or, with `until_end`, the end of the log.
 
     If the lease is lost or the registry is away, wait for it and begin again from the newest checkpoint.
-    With `repeat_rollbacks` the registry is a replay's own, so that a rollback on the log moves its pointer too.
+    With `until_end` only scores that are on the log count: nothing is scored. With `repeat_rollbacks` the registry is
+    a replay's own, so that a rollback on the log moves its pointer too.
     """
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,7 +116,9 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
         if registry.policies.get(settings.policy).epoch < event.epoch:
             registry.versions.rollback(settings.policy, event.to, "replay", event.reason, lambda _: event)
 
-    learner = build(settings, registry, repeat if repeat_rollbacks else lambda event: None, not repeat_rollbacks)
+    scoring = None if until_end else start_scoring(settings)
+    on_rollback = repeat if repeat_rollbacks else lambda event: None
+    learner = build(settings, registry, on_rollback, not repeat_rollbacks, scoring)
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     table = settings.learner
 
@@ -105,12 +136,16 @@ def run(settings: LearnerSettings, until_end: bool, repeat_rollbacks: bool = Fal
         return not keeper.lost
 
     done = False
-    while not (done or stopping):
-        try:
-            done = hold_and_learn()
-        except (LeaseLost, RegistryUnavailable) as error:
-            log.warning("learning begins again from the newest checkpoint: %s", error)
-            time.sleep(table.lease_s / 5)
+    try:
+        while not (done or stopping):
+            try:
+                done = hold_and_learn()
+            except (LeaseLost, RegistryUnavailable) as error:
+                log.warning("learning begins again from the newest checkpoint: %s", error)
+                time.sleep(table.lease_s / 5)
+    finally:
+        if scoring is not None:
+            scoring.close()
 
 
 @click.group()

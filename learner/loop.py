@@ -2,11 +2,20 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.events.log import EventLog, LogUnavailable, Record
-from app.events.schema import BadEvent, CompletionEvent, Event, FeedbackEvent, RollbackEvent, decode
+from app.events.schema import (
+    BadEvent,
+    CompletionEvent,
+    Event,
+    FeedbackEvent,
+    ForgetEvent,
+    RollbackEvent,
+    ScoreEvent,
+    decode,
+)
 from app.registry import Registry
 from app.registry.errors import NumberTaken
 from app.registry.records import Lease, VersionRecord
@@ -15,9 +24,11 @@ from learner.joins import Joined
 from learner.patience import Patience
 from learner.projector import Projector
 from learner.publisher import Lineage, Publisher
-from learner.report import UpdateReport
+from learner.report import UpdateReport, count_kinds
 from learner.rollouts import Rollout, build_rollout
-from learner.stream import StreamState
+from learner.scoring import Scoring
+from learner.signals import Judgement, Signals
+from learner.stream import Length, StreamState, tokens_a_rollout, tokens_a_turn
 from learner.trainer import Trainer
 
 READ_LIMIT = 16
@@ -32,6 +43,8 @@ class Learner:
         vocabulary: token ids of the base; a completion with others is no event of this policy.
         on_rollback: told of each rollback before it is checked; a replay moves its own registry's epoch on.
         show_progress: whether the log's monitoring follows this learner; a replay is not what operators watch.
+        signals: the rewards that count, and for how much; the scorers' are also known to the stream's joins.
+        scoring: has complete sessions scored; None where all that is needed is the scores on the log.
     """
 
     def __init__(
@@ -45,6 +58,8 @@ class Learner:
         vocabulary: int,
         on_rollback: Callable[[RollbackEvent], None] = lambda event: None,
         show_progress: bool = True,
+        signals: Signals | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         self._policy = policy
         self._log = events
@@ -54,6 +69,10 @@ class Learner:
         self._vocabulary = vocabulary
         self._on_rollback = on_rollback
         self._show_progress = show_progress
+        self._signals = signals or Signals()
+        self._scoring = scoring
+        self._unscored: list[Joined] = []
+        self._known_end: dict[int, int] = {}
         self._patience = Patience(lambda: True)
         self.stream = stream
         self._beginning = stream.state()
@@ -64,18 +83,33 @@ class Learner:
         self._lease = lease
         self._projector = Projector(self._registry, self._policy, lease)
         newest = self._registry.versions.newest_checkpoint(self._policy)
+        if self._scoring is not None:
+            self._scoring.clear()
+            self._known_end = self._patience(self._log.end_positions)
         if newest is None:
             checkpoint.read_trainer(self._initial, self._trainer)
             self.stream.load_state(self._beginning)
-            self._projector.resumed(0, [])
+            self._projector.resumed(0, [], [], [])
+            self._unscored = []
             log.info("no checkpoint: starting from the base at the beginning of the log")
             return
         path = self._publisher.path(newest.number)
         checkpoint.read_trainer(path, self._trainer)
         self.stream.load_state(checkpoint.read_stream(path))
-        self._projector.resumed(self.stream.updates, self.stream.joins.waiting())
+        self._resume_held()
         self._show_published(newest)
         log.info("resuming from version %d at %s", newest.number, self.stream.positions)
+
+    def _resume_held(self) -> None:
+        """Sessions that the checkpoint holds for scores are scored again, or taken where the settings ask for none."""
+        joins = self.stream.joins
+        released = joins.release()
+        self._unscored = joins.held()
+        sessions = [joined.session_id for joined in self._unscored]
+        parked = [session for session in sessions if joins.parked(session)]
+        self._projector.resumed(self.stream.updates, joins.waiting(), sessions, parked)
+        for joined in released:
+            self._take(joined)
 
     def _show_published(self, version: VersionRecord) -> None:
         """A crash after a version's registration may have left its updates without its name."""
@@ -105,6 +139,7 @@ class Learner:
                     return
                 self.step(record)
             self._projector.flush()
+            self._hand_over()
             if not records and not idle():
                 return
 
@@ -137,9 +172,8 @@ class Learner:
                 raise BadEvent(f"prompt_ids or completion_ids: outside the vocabulary of {self._vocabulary} tokens")
             if event.trainable and not event.prompt_ids:
                 raise BadEvent("prompt_ids: empty, though the completion is trainable")
-        low, high = self._trainer.reward_range
-        if isinstance(event, FeedbackEvent) and not low <= event.reward <= high:
-            raise BadEvent(f"reward: {event.reward:g} is outside the policy's range from {low:g} to {high:g}")
+        if isinstance(event, FeedbackEvent | ScoreEvent):
+            self._signals.check(event)
         if isinstance(event, RollbackEvent):
             self._check_rollback(event)
 
@@ -157,24 +191,73 @@ class Learner:
         for session in self.stream.joins.expire(self.stream.now):
             self.stream.counters["expired"] += 1
             self._projector.outcome([session], "expired")
+            self._score_no_more(session)
         if isinstance(event, RollbackEvent):
             self._roll_back(event)
             return
         if isinstance(event, CompletionEvent) and self.stream.joins.is_new(event):
             self._projector.completion(event, record.position)
+        if isinstance(event, ForgetEvent):
+            self._projector.outcome([event.session_id], "dropped")
+            self._score_no_more(event.session_id)
+        if isinstance(event, ScoreEvent):
+            self._count_score(event)
         joined = self.stream.joins.apply(event, record.position)
         if joined is not None:
             self._take(joined)
+        elif isinstance(event, ScoreEvent):
+            self._show_held(event.session_id)
+
+    def _count_score(self, event: ScoreEvent) -> None:
+        """Count what a scorer says of a session that waits for it; of a failure that parks the session, the first."""
+        joins = self.stream.joins
+        if event.signal in joins.missing(event.session_id):
+            if event.failure is None:
+                self.stream.scores[f"{event.signal}.scored"] += 1
+            elif event.signal not in joins.parked(event.session_id):
+                self.stream.scores[f"{event.signal}.failed"] += 1
+
+    def _show_held(self, session: str) -> None:
+        joins = self.stream.joins
+        if joins.missing(session):
+            self._projector.outcome([session], "parked" if joins.parked(session) else "scoring")
 
     def _take(self, joined: Joined) -> None:
-        """Queue a finished rollout for the next update, or drop it with the reason."""
-        reason = self._reason_to_drop(self._build(joined))
+        """Have a finished rollout scored, queue it for the next update, or drop it with the reason."""
+        session = joined.session_id
+        completions, judgements = self._read(joined)
+        reason = self._reason_to_drop(self._build(joined.session_id, completions, judgements))
+        missing = self.stream.joins.missing(session)
+        if reason is None and missing:
+            self._unscored.append(joined)
+            self._show_held(session)
+            return
+        self._score_no_more(session)
+        if reason is None and not self._signals.rewarded(judgements):
+            reason = "no_reward"
         if reason is None:
+            if self.stream.joins.scored:
+                self._projector.outcome([session], "waiting")
             self.stream.ready.append(joined)
             return
+        self.stream.joins.drop(session)
         self.stream.counters[reason] += 1
-        self._projector.outcome([joined.session_id], "dropped")
+        self._projector.outcome([session], "dropped")
         log.info("a rollout is dropped: %s", reason)
+
+    def _hand_over(self) -> None:
+        """Give the scorers what waits for them, once all that was on the log at the start is read: its score may be."""
+        if self._scoring is None or any(self.stream.positions.get(p, 0) < end for p, end in self._known_end.items()):
+            return
+        for joined in self._unscored:
+            missing = self.stream.joins.missing(joined.session_id)
+            if missing:
+                self._scoring.submit(joined, missing)
+        self._unscored = []
+
+    def _score_no_more(self, session: str) -> None:
+        if self._scoring is not None:
+            self._scoring.drop(session)
 
     def _reason_to_drop(self, rollout: Rollout) -> str | None:
         if any(turn.finish_reason == "abort" for turn in rollout.turns):
@@ -185,20 +268,37 @@ class Learner:
             return "stale"
         return None
 
-    def _build(self, joined: Joined) -> Rollout:
-        records = [self._patience(self._log.read_at, p) for p in (*joined.completions, *joined.feedback)]
-        events = [decode(record.payload) for record in records]
+    def _read(self, joined: Joined) -> tuple[list[CompletionEvent], list[Judgement]]:
+        """A session's events, from the log again."""
+        positions = (*joined.completions, *joined.feedback, *joined.scores)
+        events = [decode(self._patience(self._log.read_at, position).payload) for position in positions]
         completions = [event for event in events if isinstance(event, CompletionEvent)]
-        feedback = [event for event in events if isinstance(event, FeedbackEvent)]
-        return build_rollout(joined.session_id, completions, feedback)
+        return completions, [event for event in events if isinstance(event, FeedbackEvent | ScoreEvent)]
+
+    def _build(self, session: str, completions: Sequence[CompletionEvent], judgements: Sequence[Judgement]) -> Rollout:
+        return build_rollout(session, completions, judgements, self._signals.weights)
 
     def _train(self) -> None:
-        rollouts = [self._build(joined) for joined in self.stream.ready]
-        lag = max(self.stream.lag(rollout.oldest_version) for rollout in rollouts)
-        self.stream.ready = []
-        self.stream.updates += 1
-        report = replace(self._trainer.update(rollouts), number=self.stream.updates, version_lag=lag)
-        self._projector.update(report, self.stream.epoch, self.stream.now, self.stream.not_trained())
+        stream = self.stream
+        sessions = [(joined.session_id, *self._read(joined)) for joined in stream.ready]
+        rollouts = [self._build(*session) for session in sessions]
+        lag = max(stream.lag(rollout.oldest_version) for rollout in rollouts)
+        stream.ready = []
+        stream.updates += 1
+        lengths = [Length.of(rollout) for rollout in rollouts]
+        stream.add_lengths(lengths)
+        report = replace(
+            self._trainer.update(rollouts),
+            number=stream.updates,
+            version_lag=lag,
+            rollout_tokens=tokens_a_rollout(lengths),
+            turn_tokens=tokens_a_turn(lengths),
+            rollout_tokens_mean=tokens_a_rollout(stream.lengths),
+            turn_tokens_mean=tokens_a_turn(stream.lengths),
+            tool_calls=count_kinds(completion for _, completions, _ in sessions for completion in completions),
+            scores=stream.scored(),
+        )
+        self._projector.update(report, stream.epoch, stream.now, stream.not_trained())
         self.stream.unpublished.append(report.number)
         log.info(
             "update %d: reward %.2f (mean %.2f), masked %.1f %%, KL %.3f",

@@ -13,7 +13,7 @@ from app.registry import Registry
 from app.registry.records import CompletionRow, Lease, UpdateRow
 from learner.report import UpdateReport
 
-Outcome = Literal["trained", "dropped", "expired"]
+Outcome = Literal["waiting", "scoring", "parked", "trained", "dropped", "expired"]
 
 
 class Projector:
@@ -67,9 +67,11 @@ class Projector:
         self._rows = []
         self._projections.set_outcome(self._policy, report.session_ids, "trained", report.number, self._lease)
 
-    def resumed(self, updates: int, waiting: Sequence[str]) -> None:
-        """Show no more than the checkpoint holds: so many updates, and these completions without an outcome."""
+    def resumed(self, updates: int, waiting: Sequence[str], scoring: Sequence[str], parked: Sequence[str]) -> None:
+        """Show no more than the checkpoint holds: so many updates, and what waits for its end, or held for scores."""
         self._projections.take_back(self._policy, updates, waiting, self._lease)
+        self._projections.hold(self._policy, scoring, "scoring", self._lease)
+        self._projections.hold(self._policy, parked, "parked", self._lease)
 
     def published(self, updates: Sequence[int], version: int) -> None:
         self._projections.set_published(self._policy, updates, version, self._lease)

@@ -1,12 +1,14 @@
 """The metrics of one update."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from app.events.schema import CompletionEvent
 from learner import sao
 
 
@@ -72,7 +74,8 @@ class UpdateReport(PolicyStats):
     """One update in numbers.
 
     `kl_to_base` is of the policy that the update started from, `kl_after` of the one that it made. `seconds` is
-    by phase; the loop fills in `number` and `version_lag`.
+    by phase. The loop fills in `number` and what follows `version_lag`: action tokens a rollout and a turn, with the
+    means over the newest rollouts, tool calls by kind, and what scorers have said so far.
     """
 
     number: int
@@ -89,10 +92,22 @@ class UpdateReport(PolicyStats):
     truncated: int
     seconds: dict[str, float]
     version_lag: int = 0
+    rollout_tokens: float = 0.0
+    turn_tokens: float = 0.0
+    rollout_tokens_mean: float = 0.0
+    turn_tokens_mean: float = 0.0
+    tool_calls: dict[str, int] = field(default_factory=dict)
+    scores: dict[str, int] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Everything but the session ids, which have a column of their own."""
         return {name: value for name, value in asdict(self).items() if name != "session_ids"}
+
+
+def count_kinds(completions: Iterable[CompletionEvent]) -> dict[str, int]:
+    """How many tool calls of each kind, by name of the kind."""
+    kinds = Counter(kind for event in completions for kind in event.tool_call_kinds)
+    return dict(sorted(kinds.items()))
 
 
 def explained_variance(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -1,13 +1,15 @@
 """Rollouts: finished trajectories with their rewards, and the packing of their turns into sequences."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from app.events.schema import CompletionEvent, FeedbackEvent
+from app.events.schema import DEFAULT_SIGNAL, CompletionEvent, FeedbackEvent, ScoreEvent
+
+CLIENTS_REWARD: Mapping[str, float] = {DEFAULT_SIGNAL: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,20 @@ class PackedSequence:
 
 
 def build_rollout(
-    session_id: str, completions: Iterable[CompletionEvent], feedback: Iterable[FeedbackEvent]
+    session_id: str,
+    completions: Iterable[CompletionEvent],
+    judgements: Iterable[FeedbackEvent | ScoreEvent],
+    weights: Mapping[str, float] = CLIENTS_REWARD,
 ) -> Rollout:
-    """Join a session's events; the completions come in time order."""
+    """Join a session's events; the completions come in time order.
+
+    A turn's or the session's reward is the sum of weight * value over its judgements; a signal that the settings no
+    longer name weighs nothing.
+    """
     rewards: dict[str | None, float] = {}
-    for event in feedback:
-        rewards[event.completion_id] = rewards.get(event.completion_id, 0.0) + event.reward
+    for event in judgements:
+        for judged, reward in event.rewards.items():
+            rewards[judged] = rewards.get(judged, 0.0) + weights.get(event.signal, 0.0) * reward
     turns = tuple(_turn(event, rewards.get(event.completion_id, 0.0)) for event in completions)
     return Rollout(session_id, turns, rewards.get(None, 0.0))
 

@@ -139,6 +139,9 @@ class LearnerTable(TrainingSettings):
     threads: int = Field(1, ge=1, description="CPU threads; a replay repeats bytes only with the same number")
     lease_s: float = Field(10.0, gt=0, description="how long a dead learner blocks the next one")
     poll_s: float = Field(0.05, gt=0, le=5, description="pause between looks at an idle log")
+    score_workers: int = Field(4, ge=1, le=256, description="sessions that each signal's scorer is given at once")
+    score_timeout_s: float = Field(120.0, gt=0, description="a scorer that has not answered by then has failed")
+    score_retry_s: float = Field(1.0, gt=0, description="pause before a failed scorer is tried again; it doubles")
 
     @property
     def training(self) -> TrainingSettings:

@@ -1,11 +1,36 @@
 """The stream's part of the learner's state: all that is not model, optimizer or running number."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from learner.joins import Joined, Joins
+from learner.rollouts import Rollout
+
+LENGTH_WINDOW = 128
+
+
+class Length(NamedTuple):
+    """A rollout's action tokens, and its turns that have any."""
+
+    tokens: int
+    turns: int
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> "Length":
+        return cls(rollout.action_tokens, sum(turn.action_tokens > 0 for turn in rollout.turns))
+
+
+def tokens_a_rollout(lengths: Sequence[Length]) -> float:
+    """Mean action tokens of a rollout."""
+    return sum(length.tokens for length in lengths) / len(lengths)
+
+
+def tokens_a_turn(lengths: Sequence[Length]) -> float:
+    """Mean action tokens of a turn that has any."""
+    return sum(length.tokens for length in lengths) / sum(length.turns for length in lengths)
 
 
 @dataclass
@@ -19,6 +44,8 @@ class StreamState:
         lineage: the versions that led to the present one, oldest first; the last is the parent of the next.
         ready: finished rollouts that wait for the next update.
         counters: rollouts and events not trained on, by reason.
+        scores: what scorers have said, by `SIGNAL.scored` and `SIGNAL.failed`.
+        lengths: action tokens and turns of the newest rollouts, oldest first.
     """
 
     joins: Joins
@@ -31,6 +58,8 @@ class StreamState:
     unpublished: list[int] = field(default_factory=list)
     ready: list[Joined] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
+    scores: Counter[str] = field(default_factory=Counter)
+    lengths: list[Length] = field(default_factory=list)
 
     @property
     def parent(self) -> int:
@@ -43,6 +72,15 @@ class StreamState:
     def not_trained(self) -> dict[str, int]:
         """Rollouts and events that no update used, by reason; `waiting` may still be used."""
         return {**self.counters, "late": self.joins.late, "waiting": len(self.joins)}
+
+    def scored(self) -> dict[str, int]:
+        """What scorers have said so far, and `SIGNAL.parked`, how many sessions are parked for a signal now."""
+        now = Counter(f"{signal}.parked" for signal in self.joins.parked_signals())
+        parked = {f"{signal}.parked": now[f"{signal}.parked"] for signal in self.joins.scorers}
+        return dict(sorted({**self.scores, **parked}.items()))
+
+    def add_lengths(self, lengths: Sequence[Length]) -> None:
+        self.lengths = [*self.lengths, *lengths][-LENGTH_WINDOW:]
 
     def extend_lineage(self, version: int, keep: int) -> None:
         self.lineage = [*self.lineage, version][-(keep + 2) :]
@@ -58,6 +96,8 @@ class StreamState:
             "unpublished": list(self.unpublished),
             "ready": [joined.state() for joined in self.ready],
             "counters": dict(self.counters),
+            "scores": dict(self.scores),
+            "lengths": [list(length) for length in self.lengths],
             "joins": self.joins.state(),
         }
 
@@ -69,3 +109,5 @@ class StreamState:
         self.lineage, self.unpublished = list(state["lineage"]), list(state["unpublished"])
         self.ready = [Joined.from_state(joined) for joined in state["ready"]]
         self.counters = Counter(state["counters"])
+        self.scores = Counter(state.get("scores", {}))
+        self.lengths = [Length(*length) for length in state.get("lengths", [])]

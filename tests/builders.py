@@ -1,6 +1,6 @@
 """Small factories for events, turns and trainers, and the brute-force GAE that several tests compare with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.events.schema import CompletionEvent, FeedbackEvent, ForgetEvent, Sampling, SessionClosedEvent, Usage
+from app.events.schema import (
+    CompletionEvent,
+    FeedbackEvent,
+    ForgetEvent,
+    Sampling,
+    ScoreEvent,
+    SessionClosedEvent,
+    Usage,
+)
 from app.settings import TINY_MODEL
 from learner.critic import make_policy_and_critic
 from learner.models import Policy, load_base
@@ -61,6 +69,7 @@ def feedback(
     final: bool = True,
     seconds: float = 0,
     comment: str | None = None,
+    signal: str = "reward",
 ) -> FeedbackEvent:
     return FeedbackEvent(
         event_id=event_id,
@@ -68,10 +77,33 @@ def feedback(
         session_id=session_id,
         at=moment(seconds),
         completion_id=completion_id,
+        signal=signal,
         reward=reward,
         final=final,
         key_id="k",
         comment=comment,
+    )
+
+
+def score(
+    session_id: str = "s",
+    signal: str = "judge",
+    *,
+    session: float | None = None,
+    turns: Mapping[str, float] | None = None,
+    failure: str | None = None,
+    attempt: int = 0,
+    seconds: float = 0,
+) -> ScoreEvent:
+    return ScoreEvent(
+        event_id=f"score-{signal}-{attempt}-{session_id}",
+        policy="riacho",
+        session_id=session_id,
+        at=moment(seconds),
+        signal=signal,
+        session=session,
+        turns=dict(turns or {}),
+        failure=failure,
     )
 
 

@@ -35,7 +35,8 @@ DOCUMENTED: dict[int, ResponseSpec] = {
     status: ResponseSpec(ErrorBody, generate_examples=False, description=status.phrase)
     for status in (
         *(HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND),
-        *(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.SERVICE_UNAVAILABLE),
+        *(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY),
+        HTTPStatus.SERVICE_UNAVAILABLE,
     )
 }
 

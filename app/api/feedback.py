@@ -7,10 +7,11 @@ from litestar import Request, get, post
 from app.api.errors import DOCUMENTED
 from app.api.schemas import FeedbackRequest
 from app.api.views import completion_view
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, WrongSignal
 from app.registry.records import KeyRecord
 from app.services import Services
 from app.serving.feedback import Judgement
+from app.settings import SharedSettings
 
 
 @post("/v1/feedback", status_code=200, tags=["feedback"], responses=DOCUMENTED)
@@ -19,6 +20,7 @@ async def post_feedback(
 ) -> dict[str, Any]:
     """Judge a completion or a session. A repeated `id` with the same content gives the same answer."""
     settings = services.settings
+    require_client_signal(settings, data.signal)
     reward = data.reward
     if reward is None:
         reward = settings.reward_max if data.thumb == "up" else settings.reward_min
@@ -28,6 +30,7 @@ async def post_feedback(
             param="reward",
         )
     judgement = Judgement(
+        signal=data.signal,
         reward=reward,
         completion_id=data.completion_id,
         session_id=data.session_id,
@@ -44,14 +47,24 @@ async def post_feedback(
         "id": stored.client_id or stored.event_id,
         "completion_id": stored.completion_id,
         "session_id": data.session_id,
+        "signal": stored.signal,
         "reward": stored.reward,
         "final": stored.final,
     }
 
 
+def require_client_signal(settings: SharedSettings, signal: str) -> None:
+    """Raises WrongSignal for a signal that is unknown, or that a reward function gives."""
+    if signal in settings.rewards and signal not in settings.scorers:
+        return
+    known = ", ".join(name for name in settings.rewards if name not in settings.scorers) or "none"
+    what = "is given by a reward function" if signal in settings.rewards else "is not known"
+    raise WrongSignal(f"signal = {signal!r} {what}; this policy's signals for clients: {known}", param="signal")
+
+
 @post("/v1/sessions/{session_id:str}/close", status_code=200, tags=["feedback"], responses=DOCUMENTED)
 async def close_session(session_id: str, request: Request[KeyRecord, None, Any], services: Services) -> dict[str, Any]:
-    """End a session: its rollout is complete if rewards are there, else with the next judgement."""
+    """End a session: its rollout is complete if rewards or reward functions are there, else with the next judgement."""
     closed = await services.feedback.close(request.user, session_id)
     return {"object": "session", "id": session_id, "closed": True, "waits_for_feedback": closed is None}
 

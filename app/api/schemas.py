@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.events.schema import DEFAULT_SIGNAL, Signal
+
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 
@@ -103,6 +105,7 @@ class FeedbackRequest(StrictModel):
     session_id: str | None = Field(None, max_length=128)
     reward: float | None = Field(None, allow_inf_nan=False)
     thumb: Literal["up", "down"] | None = None
+    signal: Signal = Field(DEFAULT_SIGNAL, description="which of the policy's rewards this is")
     final: bool = True
     id: str | None = Field(None, min_length=1, max_length=128, description="idempotency key")
     comment: str | None = Field(None, max_length=4096)

@@ -23,6 +23,7 @@ from pydantic import (
 from app.events.arrays import Logprobs, TokenIds
 
 INT32_MAX = 2**31 - 1
+DEFAULT_SIGNAL = "reward"
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32, and engines take the likeliest token
 
 
@@ -39,6 +40,9 @@ def _storable(text: str) -> str:
 # What the registry's tables can hold, so that no event stops whoever writes them.
 StoredText = Annotated[str, AfterValidator(_storable)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Signal = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]  # which of a policy's rewards a number is
+Reward = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+ToolCallKind = Literal["valid", "repeated", "empty", "invalid_arguments", "unknown_tool", "malformed", "none"]
 
 
 class EventBase(BaseModel):
@@ -98,7 +102,8 @@ class Usage(BaseModel):
 class CompletionEvent(EventBase):
     """One sampled choice: exactly what the engine read and sampled, and under which version.
 
-    `messages` and `output` are for people and absent where content must not be kept.
+    `messages`, `tools`, `output` and `tool_calls` are for people and reward functions, and absent where content must
+    not be kept. `tool_call_kinds` has one kind a call, or `none` alone where tools were offered and none was called.
     """
 
     type: Literal["completion"] = "completion"
@@ -115,7 +120,10 @@ class CompletionEvent(EventBase):
     key_id: StoredText = Field(max_length=64)
     trace_id: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
     output: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_kinds: tuple[ToolCallKind, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -139,17 +147,49 @@ class FeedbackEvent(EventBase):
 
     type: Literal["feedback"] = "feedback"
     completion_id: str | None = None
-    reward: float = Field(allow_inf_nan=False, strict=True)
+    signal: Signal = DEFAULT_SIGNAL
+    reward: Reward
     final: bool = True
     key_id: str
     comment: str | None = None
     metadata: dict[str, Any] | None = None
+
+    @property
+    def rewards(self) -> dict[str | None, float]:
+        """By completion id, None for the session as a whole."""
+        return {self.completion_id: self.reward}
 
 
 class SessionClosedEvent(EventBase):
     """The client says that the session has ended; its rewards are already there."""
 
     type: Literal["session_closed"] = "session_closed"
+
+
+class ScoreEvent(EventBase):
+    """What a signal's scorer says of a complete session: a reward on it, rewards on turns, or that there is none.
+
+    `failure` is the reason, for people, why the scorer could not score it. The first score of a session and signal
+    counts, however many come.
+    """
+
+    type: Literal["score"] = "score"
+    signal: Signal
+    session: Reward | None = None
+    turns: dict[str, Reward] = {}
+    failure: str | None = None
+
+    @property
+    def rewards(self) -> dict[str | None, float]:
+        """By completion id, None for the session as a whole."""
+        rewards: dict[str | None, float] = {id: reward for id, reward in self.turns.items()}
+        return rewards if self.session is None else rewards | {None: self.session}
+
+    @model_validator(mode="after")
+    def _one_outcome(self) -> Self:
+        if self.failure is not None and self.rewards:
+            raise ValueError("failure goes with no reward")
+        return self
 
 
 class RollbackEvent(EventBase):
@@ -168,7 +208,7 @@ class ForgetEvent(EventBase):
 
 
 Event = Annotated[
-    CompletionEvent | FeedbackEvent | SessionClosedEvent | RollbackEvent | ForgetEvent,
+    CompletionEvent | FeedbackEvent | SessionClosedEvent | ScoreEvent | RollbackEvent | ForgetEvent,
     Field(discriminator="type"),
 ]
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

@@ -61,6 +61,7 @@ class FeedbackStore:
             policy=new.policy,
             session_id=new.session_id,
             completion_id=new.completion_id,
+            signal=new.signal,
             reward=new.reward,
             final=new.final,
             closes=new.closes,
@@ -112,6 +113,7 @@ def _content(judgement: Feedback | NewFeedback) -> tuple[object, ...]:
     return (
         judgement.session_id,
         judgement.completion_id,
+        judgement.signal,
         judgement.reward,
         judgement.final,
         judgement.closes,

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -49,6 +50,7 @@ CompletionId = String(300)
 KeyId = String(64)
 # Text that comes from a model or a client may hold U+0000, which PostgreSQL takes in JSON but not in TEXT.
 FreeText = JSON(none_as_null=True)
+HELD = text("state IN ('scoring', 'parked')")
 
 
 class Base(DeclarativeBase):
@@ -140,6 +142,7 @@ class Feedback(Base):
     policy: Mapped[str] = _policy()
     session_id: Mapped[str] = mapped_column(SessionId)
     completion_id: Mapped[str | None] = mapped_column(CompletionId)
+    signal: Mapped[str] = mapped_column(String(32))
     reward: Mapped[float | None]
     final: Mapped[bool]
     closes: Mapped[bool]
@@ -199,7 +202,11 @@ class AuditEntry(Base):
 
 class Completion(Base):
     __tablename__ = "completions"
-    __table_args__ = (Index(None, "policy", "session_id"), Index(None, "policy", "rollout_update"))
+    __table_args__ = (
+        Index(None, "policy", "session_id"),
+        Index(None, "policy", "rollout_update"),
+        Index("ix_completions_held", "policy", "state", sqlite_where=HELD, postgresql_where=HELD),
+    )
 
     id: Mapped[str] = mapped_column(CompletionId, primary_key=True)
     policy: Mapped[str] = _policy()

@@ -6,10 +6,12 @@ import sqlalchemy as sa
 
 from app.registry.database import Database
 from app.registry.leases import fence
-from app.registry.models import Completion, Update
+from app.registry.models import HELD, Completion, Update
 from app.registry.records import CompletionRow, CompletionState, Lease, UpdateRow, record_of, values_of
 
 BATCH = 1000
+UNSETTLED = ("waiting", "scoring", "parked")
+UNTRAINED = (*UNSETTLED, "dropped", "expired")
 
 
 class ProjectionStore:
@@ -40,7 +42,7 @@ class ProjectionStore:
     def set_outcome(
         self, policy: str, session_ids: Sequence[str], state: CompletionState, update: int | None, lease: Lease
     ) -> None:
-        """Say what became of the completions of these sessions that still wait."""
+        """Say what became of the completions of these sessions that still wait, for their end or for scores."""
         with self._database.write() as session:
             fence(session, self._database, lease)
             session.execute(
@@ -48,7 +50,7 @@ class ProjectionStore:
                 .where(
                     Completion.policy == policy,
                     Completion.session_id.in_(session_ids),
-                    Completion.state == "waiting",
+                    Completion.state.in_(UNSETTLED),
                 )
                 .values(state=state, rollout_update=update)
             )
@@ -63,9 +65,18 @@ class ProjectionStore:
             session.execute(sa.delete(Update).where(Update.policy == policy, Update.number > updates_after))
             unsettled = sa.update(Completion).values(state="waiting", rollout_update=None, trained_version=None)
             session.execute(unsettled.where(Completion.policy == policy, Completion.rollout_update > updates_after))
-            gone = unsettled.where(Completion.state.in_(("dropped", "expired")))
+            gone = unsettled.where(Completion.state.in_(UNTRAINED))
             for start in range(0, len(waiting), BATCH):
                 session.execute(gone.where(Completion.id.in_(waiting[start : start + BATCH])))
+
+    def hold(self, policy: str, session_ids: Sequence[str], state: CompletionState, lease: Lease) -> None:
+        """Show the sessions that a checkpoint holds for scores, whatever became of them after it."""
+        shown = sa.update(Completion).values(state=state).where(Completion.state.in_(UNTRAINED))
+        with self._database.write() as session:
+            fence(session, self._database, lease)
+            for start in range(0, len(session_ids), BATCH):
+                some = Completion.session_id.in_(session_ids[start : start + BATCH])
+                session.execute(shown.where(Completion.policy == policy, some))
 
     def set_published(self, policy: str, updates: Sequence[int], version: int, lease: Lease) -> None:
         """Name the version that these updates went into, on them and on what they were trained on."""
@@ -79,6 +90,13 @@ class ProjectionStore:
                 .where(Completion.policy == policy, Completion.rollout_update.in_(updates))
                 .values(trained_version=version)
             )
+
+    def held(self, policy: str) -> dict[str, int]:
+        """How many completions wait for scores, by state: `scoring` and `parked`."""
+        query = sa.select(Completion.state, sa.func.count()).where(Completion.policy == policy, HELD)
+        with self._database.read() as session:
+            counts = {state: count for state, count in session.execute(query.group_by(Completion.state))}
+        return {state: counts.get(state, 0) for state in ("scoring", "parked")}
 
     def completion(self, id: str) -> CompletionRow | None:
         """One completion, if the learner has met it."""

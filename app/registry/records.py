@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from app.events.schema import Event
+from app.events.schema import DEFAULT_SIGNAL, Event
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,7 +20,7 @@ VersionState = Literal["candidate", "live", "retired", "rejected", "rolled_back"
 RejectedBy = Literal["learner", "engine", "epoch"]
 DeploymentKind = Literal["publish", "rollback"]
 Role = Literal["client", "admin"]
-CompletionState = Literal["waiting", "trained", "dropped", "expired", "not_trainable"]
+CompletionState = Literal["waiting", "scoring", "parked", "trained", "dropped", "expired", "not_trainable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ class NewFeedback:
     key_id: str
     comment: str | None = None
     metadata: dict[str, Any] | None = None
+    signal: str = DEFAULT_SIGNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class FeedbackRecord:
     policy: str
     session_id: str
     completion_id: str | None
+    signal: str
     reward: float | None
     final: bool
     closes: bool

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from app.events.log import EventRefused, EventSink, LogUnavailable
-from app.events.schema import CompletionEvent, Usage
+from app.events.schema import CompletionEvent, ToolCallKind, Usage
 from app.security.receipts import Receipts
 from app.serving.call import Answer, ChatCall
+from app.serving.tool_kinds import tool_call_kinds
 from app.serving.trainability import reason_not_trainable
 from app.telemetry.metrics import Metrics
 
@@ -44,8 +45,25 @@ def completion_event(call: ChatCall, choice: int, answer: Answer, version: int, 
         key_id=call.key.id,
         trace_id=call.trace_id,
         messages=call.request.messages if readable else None,
+        tools=call.request.tools if readable else None,
         output=answer.text if readable else None,
+        tool_calls=[_openai_call(part) for part in answer.tool_calls] or None if readable else None,
+        tool_call_kinds=_kinds(call, answer),
     )
+
+
+def _openai_call(part: dict[str, Any]) -> dict[str, Any]:
+    """A call without its place in a stream."""
+    return {name: value for name, value in part.items() if name != "index"}
+
+
+def _kinds(call: ChatCall, answer: Answer) -> tuple[ToolCallKind, ...]:
+    """None of an answer that did not end: what it would have called is not known."""
+    if answer.finish_reason in (None, "abort"):
+        return ()
+    request = call.request
+    offered = None if request.tool_choice == "none" else request.tools
+    return tool_call_kinds(answer.tool_calls, answer.text, offered, request.messages)
 
 
 def _reason(call: ChatCall, answer: Answer) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from anyio import to_thread
 
 from app.errors import InvalidRequest, NotFound
-from app.events.schema import FeedbackEvent, SessionClosedEvent
+from app.events.schema import DEFAULT_SIGNAL, FeedbackEvent, SessionClosedEvent
 from app.registry import Registry
 from app.registry.records import FeedbackRecord, KeyRecord, NewFeedback
 from app.security.receipts import WHOLE, Receipts
@@ -22,6 +22,7 @@ class Judgement:
     """A judgement as it came, already of the right types: exactly one target, exactly one value."""
 
     reward: float
+    signal: str = DEFAULT_SIGNAL
     completion_id: str | None = None
     session_id: str | None = None
     final: bool = True
@@ -31,7 +32,11 @@ class Judgement:
 
 
 class FeedbackService:
-    """One policy's feedback."""
+    """One policy's feedback.
+
+    Args:
+        scored: whether reward functions judge sessions, so that one may be closed without any client's reward.
+    """
 
     def __init__(
         self,
@@ -40,12 +45,14 @@ class FeedbackService:
         receipts: Receipts,
         policy: str,
         clock: Callable[[], datetime],
+        scored: bool = False,
     ) -> None:
         self._registry = registry
         self._relay = relay
         self._receipts = receipts
         self._policy = policy
         self._clock = clock
+        self._scored = scored
 
     async def judge(self, key: KeyRecord, judgement: Judgement) -> FeedbackRecord:
         """Accept a judgement.
@@ -58,6 +65,7 @@ class FeedbackService:
             session_id=self._session_of(key, judgement),
             at=self._clock(),
             completion_id=judgement.completion_id,
+            signal=judgement.signal,
             reward=judgement.reward,
             final=judgement.final,
             key_id=key.id,
@@ -69,6 +77,7 @@ class FeedbackService:
             policy=self._policy,
             session_id=event.session_id,
             completion_id=judgement.completion_id,
+            signal=judgement.signal,
             reward=judgement.reward,
             final=judgement.final,
             closes=False,
@@ -79,10 +88,11 @@ class FeedbackService:
         return await self._store(new, event)
 
     async def close(self, key: KeyRecord, name: str) -> FeedbackRecord | None:
-        """End a session. With rewards there its rollout is closed; without any it waits for its final feedback."""
+        """End a session: with rewards or reward functions its rollout is closed, else it waits for final feedback."""
         session = internal_session(key, name, "session id")
         event = SessionClosedEvent(event_id=uuid.uuid4().hex, policy=self._policy, session_id=session, at=self._clock())
-        if not await to_thread.run_sync(self._registry.feedback.has_rewards, self._policy, session):
+        rewards = self._scored or await to_thread.run_sync(self._registry.feedback.has_rewards, self._policy, session)
+        if not rewards:
             return None
         new = NewFeedback(
             id=None,

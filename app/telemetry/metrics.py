@@ -25,6 +25,10 @@ LEARNER_METRICS = (
     "critic_grad_norm",
     "entropy",
     "kl_to_base",
+    "rollout_tokens",
+    "rollout_tokens_mean",
+    "turn_tokens",
+    "turn_tokens_mean",
 )
 
 
@@ -47,6 +51,9 @@ class Metrics:
             "riacho_completions", "Completions recorded", ("finish_reason", "trainable"), registry=registry
         )
         self.tokens = Counter("riacho_tokens", "Tokens read and sampled", ("kind",), registry=registry)
+        self.tool_calls = Counter(
+            "riacho_tool_calls", "Tool calls of answers, and answers without one", ("kind",), registry=registry
+        )
         self.first_token_seconds = Histogram(
             "riacho_first_token_seconds", "Time to the first chunk of an answer", buckets=SECONDS, registry=registry
         )
@@ -75,12 +82,26 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.held = Gauge(
+            "riacho_held_completions", "Completions whose session waits for scores", ("state",), registry=registry
+        )
+        self.scores = Gauge(
+            "riacho_learner_scores",
+            "Scores and failures of reward functions so far, and sessions parked, as of the newest update",
+            ("signal", "outcome"),
+            registry=registry,
+        )
+        self.learner_tool_calls = Gauge(
+            "riacho_learner_tool_calls", "Tool calls in the newest update, by kind", ("kind",), registry=registry
+        )
         self.learner = Gauge("riacho_learner", "A metric of the newest update", ("metric",), registry=registry)
 
     def captured(self, event: CompletionEvent) -> None:
         self.completions.labels(event.finish_reason, str(event.trainable).lower()).inc()
         self.tokens.labels("prompt").inc(event.usage.prompt_tokens)
         self.tokens.labels("completion").inc(event.usage.completion_tokens)
+        for kind in event.tool_call_kinds:
+            self.tool_calls.labels(kind).inc()
 
     def show_engines(self, states: Sequence[EngineState]) -> None:
         serving = sum(state.serving for state in states)
@@ -94,6 +115,12 @@ class Metrics:
                 self.learner.labels(name).set(metrics[name])
         for reason, count in metrics.get("not_trained", {}).items():
             self.not_trained.labels(reason).set(count)
+        for name, count in metrics.get("scores", {}).items():
+            signal, outcome = name.split(".")
+            self.scores.labels(signal, outcome).set(count)
+        self.learner_tool_calls.clear()
+        for kind, count in metrics.get("tool_calls", {}).items():
+            self.learner_tool_calls.labels(kind).set(count)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

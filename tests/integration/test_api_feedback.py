@@ -42,6 +42,7 @@ def test_reward_reaches_the_log(service: Service, id: str) -> None:
         "id": "",
         "completion_id": id,
         "session_id": None,
+        "signal": "reward",
         "reward": 0.25,
         "final": True,
     }

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from app.registry.records import Lease
 from app.settings import TINY_MODEL
 from learner import checkpoint
 from learner.critic import make_policy_and_critic
-from learner.joins import Joins
+from learner.joins import Joins, OnFailure
 from learner.loop import Learner, stop_at_end
 from learner.models import load_base
 from learner.publisher import Publisher
 from learner.settings import TrainingSettings
+from learner.signals import Signals
 from learner.stream import StreamState
 from learner.trainer import Trainer
 from tests.builders import START, moment
@@ -51,8 +52,17 @@ def rewarded(stream: list[Event]) -> list[Event]:
 class Home:
     """A learner with its own log, registry and adapter store."""
 
-    def __init__(self, folder: Path, partitions: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        partitions: int = 1,
+        signals: Signals | None = None,
+        scorers: Mapping[str, OnFailure] | None = None,
+        scoring: Any = None,
+        **settings: Any,
+    ) -> None:
         self.folder = folder
+        self.signals, self.scorers, self.scoring = signals, scorers, scoring
         url = f"sqlite:///{folder / 'registry.db'}"
         upgrade(url)
         self.registry = Registry.open(url)
@@ -73,8 +83,12 @@ class Home:
         self.trainer = Trainer(policy, critic, self.settings, (0.0, 1.0), time.perf_counter)
         store = self.folder / "adapters"
         self.publisher = Publisher(self.registry, "riacho", str(TINY_MODEL), store)
-        joins = Joins(timedelta(hours=1))
-        return Learner("riacho", self.log, self.registry, self.trainer, self.publisher, StreamState(joins), 3072)
+        stream = StreamState(Joins(timedelta(hours=1), self.scorers))
+        return Learner(
+            *("riacho", self.log, self.registry, self.trainer, self.publisher, stream, 3072),
+            signals=self.signals,
+            scoring=self.scoring,
+        )
 
     def append(self, *stream: Event) -> None:
         for event in stream:

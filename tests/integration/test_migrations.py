@@ -45,10 +45,10 @@ def test_database_that_was_not_upgraded_is_refused(empty_url: str) -> None:
         Registry.open(empty_url)
 
 
-def test_older_database_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_database_is_refused(empty_url: str) -> None:
     """A database at an earlier revision is named, with the command that upgrades it."""
     upgrade(empty_url)
-    monkeypatch.setattr("app.registry.database._head", lambda: "0002")
+    set_revision(empty_url, "0001")
     with pytest.raises(SetupError, match="at revision 0001, this code needs 0002: run `riacho db upgrade`"):
         Registry.open(empty_url)
 

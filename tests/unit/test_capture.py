@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,43 @@ async def test_abort_that_cannot_be_recorded_is_counted(tmp_path: Path) -> None:
         capture.record_abort(call(), 0, answer(finish_reason=None), 7)
         await capture.settle()
     assert lost(metrics) == 1
+
+
+TOOL = {"type": "function", "function": {"name": "now"}}
+CALLED = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+def with_tools(**fields: Any) -> ChatCall:
+    made = call(**fields)
+    return replace(made, request=replace(made.request, tools=[TOOL]))
+
+
+def test_event_keeps_tools_and_calls() -> None:
+    """The calls in OpenAI's shape, without their place in a stream, and what kinds they are."""
+    got = event(with_tools(), answer(tool_calls=[CALLED], finish_reason="tool_calls"))
+    wanted = {name: value for name, value in CALLED.items() if name != "index"}
+    assert (got.tools, got.tool_calls, got.tool_call_kinds) == ([TOOL], [wanted], ("valid",))
+
+
+@pytest.mark.parametrize("fields", [{"store_content": False}, {"store": False}], ids=str)
+def test_kinds_are_kept_where_content_is_not(fields: dict[str, Any]) -> None:
+    """Tools and calls are content, their kinds are not."""
+    got = event(with_tools(**fields), answer(tool_calls=[CALLED], finish_reason="tool_calls"))
+    assert (got.tools, got.tool_calls, got.tool_call_kinds) == (None, None, ("valid",))
+
+
+def test_answer_without_a_call_is_counted_only_where_one_was_possible() -> None:
+    """Not where the client forbade calls, and not where the answer did not end."""
+    made = with_tools()
+    assert event(made).tool_call_kinds == ("none",)
+    assert event(made, answer(finish_reason="abort")).tool_call_kinds == ()
+    assert event(replace(made, request=replace(made.request, tool_choice="none"))).tool_call_kinds == ()
+    assert event(call()).tool_call_kinds == ()
+
+
+def test_kinds_are_counted() -> None:
+    """One a call, by kind."""
+    metrics = Metrics()
+    metrics.captured(event(with_tools(), answer(tool_calls=[CALLED, CALLED], finish_reason="tool_calls")))
+    samples = [metrics.registry.get_sample_value("riacho_tool_calls_total", {"kind": k}) for k in ("valid", "repeated")]
+    assert samples == [1, 1]

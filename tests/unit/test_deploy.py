@@ -417,7 +417,7 @@ def test_the_learners_numbers_are_on_the_dashboard() -> None:
 
 
 def test_alerts_cover_what_goes_wrong() -> None:
-    """Learner lag, masked tokens, lost and waiting events and missing engines: each alert says what to look at."""
+    """Lag, masked tokens, lost and waiting events, missing engines, parked sessions: each says what to look at."""
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text(encoding="utf-8"))
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
     watched = " ".join(rule["expr"] for rule in alerts)
@@ -428,6 +428,7 @@ def test_alerts_cover_what_goes_wrong() -> None:
         "lost_events_total",
         "riacho_engines",
         "spool_events",
+        "held_completions",
     ):
         assert metric in watched
     for rule in alerts:

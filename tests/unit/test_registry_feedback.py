@@ -45,6 +45,7 @@ def test_same_id_and_content_is_the_same_feedback(registry: Registry) -> None:
         {"reward": -1.0},
         {"session_id": "other"},
         {"completion_id": "c"},
+        {"signal": "other"},
         {"final": False},
         {"reward": None, "final": False, "closes": True},
         {"comment": "no"},
@@ -175,3 +176,10 @@ def test_comment_may_hold_any_character(registry: Registry) -> None:
     assert record(registry, new_feedback(comment="a\x00b \N{SLIGHTLY SMILING FACE}")).comment == (
         registry.feedback.list("p", "s")[0].comment
     )
+
+
+def test_signals_are_judged_apart(registry: Registry) -> None:
+    """Several signals of one turn are several judgements, each under its name."""
+    for signal in ("style", "task"):
+        record(registry, new_feedback(signal, signal=signal, completion_id="c", final=False))
+    assert [row.signal for row in registry.feedback.list("p", "s")] == ["style", "task"]

@@ -21,7 +21,7 @@ from app.registry import Registry
 from app.registry.database import make_engine
 from app.registry.errors import LeaseLost
 from app.registry.models import UtcDateTime
-from app.registry.records import CompletionRow, Lease, UpdateRow
+from app.registry.records import CompletionRow, CompletionState, Lease, UpdateRow
 
 pytest_plugins = ["test_registry_support"]
 
@@ -261,6 +261,34 @@ def test_what_came_after_a_checkpoint_is_taken_back(registry: Registry, lease: L
         "e": ("expired", None, None),
         "f": ("not_trainable", None, None),
     }
+
+
+def test_sessions_that_wait_for_scores_are_counted_and_come_to_an_end(registry: Registry, lease: Lease) -> None:
+    """Scoring and parked are states on the way: any outcome follows them, and only they count as held."""
+    projections = registry.projections
+    projections.save("p", [completion(id, session_id=id) for id in "abc"], [update_row(1)], lease)
+    projections.save("p", [completion("d", session_id="a", state="not_trainable")], [], lease)
+    projections.set_outcome("p", ["a", "b"], "scoring", None, lease)
+    projections.set_outcome("p", ["b"], "parked", None, lease)
+    assert projections.held("p") == {"scoring": 1, "parked": 1}
+    projections.set_outcome("p", ["b"], "trained", 1, lease)
+    projections.set_outcome("p", ["a"], "dropped", None, lease)
+    assert projections.held("p") == {"scoring": 0, "parked": 0}
+    rows = [projections.completion(id) for id in "abcd"]
+    assert [row.state for row in rows if row] == ["dropped", "trained", "waiting", "not_trainable"]
+
+
+def test_held_sessions_of_a_checkpoint_are_shown_again(registry: Registry, lease: Lease) -> None:
+    """Whatever became of them after it; what was trained before it, or never could be, stays as it is."""
+    projections = registry.projections
+    states: list[CompletionState] = ["waiting", "dropped", "expired", "parked", "not_trainable"]
+    projections.save("p", [completion(state, session_id="s", state=state) for state in states], [update_row(1)], lease)
+    projections.save("p", [completion("old", session_id="old")], [], lease)
+    projections.set_outcome("p", ["old"], "trained", 1, lease)
+    projections.take_back("p", 1, [], lease)
+    projections.hold("p", ["s", "old", "unknown"], "scoring", lease)
+    rows = [projections.completion(id) for id in [*states, "old"]]
+    assert [row.state for row in rows if row] == [*["scoring"] * 4, "not_trainable", "trained"]
 
 
 def test_a_fenced_learner_shows_nothing(registry: Registry, lease: Lease, clock: Clock) -> None:

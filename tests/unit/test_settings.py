@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from app.config import Resolved, load
 from app.errors import SetupError
-from app.settings import TINY_MODEL, AppSettings
+from app.settings import TINY_MODEL, AppSettings, RewardSettings
 
 
 @pytest.fixture(autouse=True)
@@ -207,3 +207,81 @@ def test_settings_do_not_change_after_the_start() -> None:
     settings, _ = _load()
     with pytest.raises(ValidationError):
         settings.port = 1
+
+
+JUDGE = """
+[rewards.thumbs]
+[rewards.judge]
+weight = 0.5
+scorer = "judge"
+on_failure = "park"
+[rewards.judge.options]
+url = "http://judge"
+api_key = "s3cret"
+"""
+
+
+def test_thumbs_are_one_signal_by_default() -> None:
+    """Without a table there is the signal `reward`, of weight 1, which clients give."""
+    settings, resolved = _load()
+    assert settings.rewards == {"reward": RewardSettings()}
+    assert settings.scorers == {}
+    assert resolved.values["rewards.reward.weight"] == 1.0
+
+
+def test_signals_come_from_their_tables() -> None:
+    """Each table is a signal; those that name a scorer are given by it."""
+    settings, resolved = _load(toml=JUDGE)
+    assert list(settings.rewards) == ["thumbs", "judge"]
+    assert settings.scorers == {"judge": settings.rewards["judge"]}
+    judge = settings.rewards["judge"]
+    assert (judge.weight, judge.scorer, judge.on_failure, judge.options["url"]) == (
+        0.5,
+        "judge",
+        "park",
+        "http://judge",
+    )
+    wanted = {"rewards.judge.weight": "file", "rewards.thumbs.weight": "default"}
+    assert {key: resolved.sources[key] for key in wanted} == wanted
+
+
+def test_what_a_reward_function_logs_in_with_is_not_shown() -> None:
+    """Options that are keys, tokens, secrets or passwords are masked; the others are shown."""
+    _, resolved = _load(toml=JUDGE)
+    assert resolved.values["rewards.judge.options.api_key"] == "***"
+    assert resolved.values["rewards.judge.options.url"] == "http://judge"
+    assert "s3cret" not in str(resolved)
+
+
+def test_signals_come_from_variables_too() -> None:
+    """The field is what ends the variable's name, so that signals and options may hold underscores."""
+    env = {
+        "RIACHO_REWARDS_TASK_DONE_WEIGHT": "2",
+        "RIACHO_REWARDS_TASK_DONE_SCORER": "contains",
+        "RIACHO_REWARDS_TASK_DONE_ON_FAILURE": "park",
+        "RIACHO_REWARDS_TASK_DONE_OPTIONS_MAX_TOKENS": "64",
+    }
+    settings, resolved = _load(env=env)
+    options = {"max_tokens": "64"}
+    wanted = RewardSettings(weight=2, scorer="contains", on_failure="park", options=options)
+    assert settings.rewards == {"task_done": wanted}
+    assert resolved.sources["rewards.task_done.options.max_tokens"] == "environment"
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[rewards.Thumbs]", ["rewards.Thumbs", "[a-z][a-z0-9_]"]),
+        ("[rewards.thumbs]\nweight = inf", ["rewards.thumbs.weight", "finite"]),
+        ("[rewards.thumbs]\nweight = 0", ["no signal weighs anything"]),
+        ("[rewards.thumbs]\nwieght = 1", ["rewards.thumbs.wieght"]),
+        ("[rewards.thumbs]\noptions = {url = 'x'}", ["url", "without a scorer"]),
+        ("[rewards.thumbs]\non_failure = 'ignore'", ["rewards.thumbs.on_failure", "'train' or 'park'"]),
+        ("rewards = {}", ["no signal weighs anything"]),
+    ],
+)
+def test_wrong_signals_are_refused(toml: str, words: list[str]) -> None:
+    """The message names the key, the value and what would be right."""
+    message = _refused(toml=toml)
+    for word in words:
+        assert word in message
