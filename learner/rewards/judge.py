@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import openai
@@ -156,7 +156,7 @@ class Judge:
     def _ask(self, transcript: str) -> str:
         """The text of the judge's answer. Reasons have no text of the server's: it may quote the session or the key."""
         try:
-            body = asyncio.run(self._in_time(transcript))
+            body = _run(self._in_time(transcript))
         except (TimeoutError, openai.APITimeoutError) as error:
             raise CannotScore(f"the judge did not answer within {self._options.timeout_s:g} s") from error
         except openai.APIStatusError as error:
@@ -200,6 +200,15 @@ class Judge:
             extra_body={**options.request, **extra},
         )
         return response.content
+
+
+def _run(call: Coroutine[Any, Any, bytes]) -> bytes:
+    """As asyncio.run, which however would wait at its end for a thread that still looks up the judge's name."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(call)
+    finally:
+        loop.close()
 
 
 def _verdict(text: str) -> _Verdict:

@@ -24,6 +24,8 @@ NONE = "none"
 class ToolCallOptions(Options):
     """The value of a call of each kind.
 
+    All must lie in the policy's range of rewards, 0 to 1 unless the settings say otherwise.
+
     `none` is the value of a session that was offered tools and called none; a turn without calls in a session with
     calls, such as an agent's final answer, does not count.
     """

@@ -1,10 +1,14 @@
 """The judge over the wire: what it is asked, what counts as a verdict, and every way in which it can fail."""
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from learner.rewards.judge import factory
 from learner.rewards.view import CannotScore, RewardFunction, Scores
@@ -26,6 +30,19 @@ from tests.sessions import session, turn
 SESSION = session(turn(output="The moon is a stone."))
 NEVER_S = 60.0  # a deadline that no test here reaches
 SOON_S = 0.5
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-3, 13) | st.floats(-3, 13) | st.floats() | st.text(max_size=3)
+
+
+def read_score(content: str) -> float | None:
+    """The score from 0 to 10 in a verdict, None where there is none."""
+    try:
+        value = json.loads(content)["score"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and 0 <= value <= 10 else None
 
 
 @pytest.fixture
@@ -134,6 +151,24 @@ def test_nonsense_is_no_verdict(server: JudgeServer, content: str) -> None:
     assert reason(server, says(content)).startswith("the judge's answer is no verdict: ")
 
 
+def test_a_number_comes_from_a_verdict_only(server: JudgeServer) -> None:
+    """Whatever text the judge answers, the reward is the score in it, read by another parser, or there is none."""
+    score = judge(server, cache_size=0)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.fixed_dictionaries({"score": SCALARS}, optional={"reason": st.text()}).map(json.dumps) | st.text())
+    def check(content: str) -> None:
+        server.respond = says(content)
+        expected = read_score(content)
+        if expected is None:
+            with pytest.raises(CannotScore):
+                score(SESSION)
+        else:
+            assert score(SESSION).session == pytest.approx(expected / 10)
+
+    check()
+
+
 @pytest.mark.parametrize("score", [-0.001, 10.001, 11, -1e300])
 def test_scores_off_the_scale_are_refused(server: JudgeServer, score: float) -> None:
     """They are not clipped: a judge that does not keep to its scale did not understand it."""
@@ -182,6 +217,18 @@ def test_a_judge_that_hangs_is_given_up(server: JudgeServer) -> None:
 def test_a_judge_that_drips_is_given_up(server: JudgeServer) -> None:
     """Bytes that keep coming do not move the deadline."""
     assert reason(server, drips, timeout_s=SOON_S) == "the judge did not answer within 0.5 s"
+
+
+def test_a_name_that_is_looked_up_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline holds before there is a connection too."""
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait() and [])
+    ask = factory({"base_url": "http://judge.test/v1", "model": "m", "rubric": "r", "timeout_s": SOON_S})
+    try:
+        with pytest.raises(CannotScore, match="did not answer within"):
+            ask(SESSION)
+    finally:
+        released.set()
 
 
 def test_retries_do_not_move_the_deadline(server: JudgeServer) -> None:
