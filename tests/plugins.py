@@ -18,11 +18,16 @@ def built_ins() -> dict[str, str]:
     return found
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, package: str, points: Mapping[str, str]) -> None:
-    """Put `folder` on the import path with the metadata of a package that has these reward functions."""
+def write_metadata(folder: Path, package: str, points: Mapping[str, str]) -> None:
+    """The metadata of a package that has these reward functions, as it counts where `folder` is on the import path."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
     lines = [f"[{GROUP}]", *(f"{name} = {value}" for name, value in points.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, package: str, points: Mapping[str, str]) -> None:
+    """Install such a package in this process."""
+    write_metadata(folder, package, points)
     monkeypatch.syspath_prepend(folder)
