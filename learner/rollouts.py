@@ -1,7 +1,7 @@
 """Rollouts: finished trajectories with their rewards, and the packing of their turns into sequences."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
