@@ -260,7 +260,7 @@ class Learner:
             self._scoring.drop(session)
 
     def _reason_to_drop(self, rollout: Rollout) -> str | None:
-        if any(turn.finish_reason == "abort" for turn in rollout.turns):
+        if rollout.turns[-1].finish_reason == "abort":  # after any other, the client asked again
             return "aborted"
         if not rollout.action_tokens:
             return "no_action_tokens"

@@ -156,12 +156,15 @@ class _OpenSequence:
 def pack(turns: Iterable[Turn]) -> list[PackedSequence]:
     """A turn joins the sequence whose tokens its prompt begins with, the longest such, or else starts a new one.
 
-    So agents that take turns within a session each have a sequence, and a retried turn is a branch of its own.
-    Sequences come in the order of their first turns; those without action tokens are left out.
+    So agents that take turns within a session each have a sequence, and a retried turn is a branch of its own. An
+    aborted answer is nobody's history: the turn that asks again goes on where it did. Sequences come in the order of
+    their first turns; those without action tokens are left out.
     """
     sequences: list[_OpenSequence] = []
     time = 0
     for turn in turns:
+        if turn.finish_reason == "abort":
+            continue
         prompt = _as_bytes(turn.prompt_ids)
         extended = [sequence for sequence in sequences if prompt.startswith(sequence.tokens)]
         if not extended:

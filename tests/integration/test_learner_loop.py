@@ -244,6 +244,18 @@ def test_what_cannot_be_trained_on_is_dropped_and_counted(
     assert home.learner.stream.counters[reason] == 1
 
 
+def test_a_client_that_asks_again_after_an_abort_is_learned_from(home: Home, stream: list[Event]) -> None:
+    """Half an answer in the middle of a session does not spoil the rest."""
+    answer = stream[0]
+    assert isinstance(answer, CompletionEvent)
+    half = {"trainable": False, "not_trainable_reason": "the answer did not end", "finish_reason": "abort"}
+    broken = answer.model_copy(update=half | {"event_id": "half", "completion_id": "half"})
+    home.append(broken, *stream[:2])
+    home.learn()
+    assert sorted(states(home)) == [1]
+    assert home.learner.stream.counters["aborted"] == 0
+
+
 def test_a_stale_rollout_is_dropped(tmp_path: Path, stream: list[Event]) -> None:
     """More versions of the lineage than max_version_lag lie between it and the policy."""
     home = Home(tmp_path, max_version_lag=2)

@@ -151,6 +151,17 @@ def test_interleaved_agents_have_a_sequence_each() -> None:
     assert (helper.ids.tolist(), helper.times.tolist()) == ([6, 7, 9, 8, 8], [2, 4, 5])
 
 
+def test_turn_asked_again_after_an_abort_goes_on_where_the_aborted_one_did() -> None:
+    """The half answer is in no sequence, and the session stays one."""
+    first = turn((1,), (2, 3))
+    broken = turn((1, 2, 3, 4), (5,), trainable=False, finish_reason="abort")
+    again = turn((1, 2, 3, 4), (6, 7))
+    [sequence] = pack([first, broken, again])
+    assert sequence.ids.tolist() == [1, 2, 3, 4, 6, 7]
+    assert sequence.actions.tolist() == [2, 3, 6, 7]
+    assert sequence.times.tolist() == [0, 1, 2, 3]
+
+
 def test_retried_turn_is_a_branch_of_its_own() -> None:
     """The same prompt answered again starts a sequence, in which the history is context; both branches can go on."""
     first, second = pack(
