@@ -1,0 +1,93 @@
+"""A plain tool loop: ask, run the tools that were called, ask again, until the model answers in words."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from learner.study.agent_task import Call, Fault, Task, fault, malformed_call, right, run_tool
+from learner.tiny.messages import Message, user
+from learner.tiny.tool_dialogues import Problem
+
+# A right call and its answer take two; the rest is room for second tries.
+TURNS_A_QUESTION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of the model; `message` is what goes back as history, `version` 0 is the base."""
+
+    completion_id: str
+    version: int
+    message: Message
+    calls: tuple[Call, ...]
+
+    @property
+    def text(self) -> str:
+        return self.message["content"] or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one question ended: `completion_id` is of its last turn, `calls` and `faults` of all its turns."""
+
+    completion_id: str
+    right: bool
+    calls: int
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One session as its client saw it."""
+
+    session: str
+    versions: tuple[int, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def success(self) -> bool:
+        """Whether every question was answered right."""
+        return all(outcome.right for outcome in self.outcomes)
+
+    @property
+    def calls(self) -> int:
+        return sum(outcome.calls for outcome in self.outcomes)
+
+    @property
+    def bad_calls(self) -> int:
+        return sum(len(outcome.faults) for outcome in self.outcomes)
+
+
+Ask = Callable[[Sequence[Message]], Reply]
+
+
+def converse(task: Task, ask: Ask) -> Episode:
+    """Put the task's questions one after the other, each in a conversation of its own."""
+    replies: list[Reply] = []
+    outcomes: list[Outcome] = []
+    for problem in task.problems:
+        turns = _work([user(problem.question)], ask)
+        replies += turns
+        outcomes.append(_outcome(turns, problem))
+    return Episode(task.session, tuple(reply.version for reply in replies), tuple(outcomes))
+
+
+def _work(messages: list[Message], ask: Ask) -> list[Reply]:
+    """Answer the last message; the conversation grows by what was said and by what the tools returned."""
+    replies: list[Reply] = []
+    for _ in range(TURNS_A_QUESTION):
+        reply = ask(messages)
+        replies.append(reply)
+        messages.append(reply.message)
+        if not reply.calls:
+            break
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": run_tool(call)} for call in reply.calls]
+    return replies
+
+
+def _outcome(turns: Sequence[Reply], problem: Problem) -> Outcome:
+    last = turns[-1]
+    calls = [call for reply in turns for call in reply.calls]
+    malformed: list[Fault] = ["malformed" for reply in turns if malformed_call(reply.text)]
+    faults = [found for call in calls if (found := fault(call, problem)) is not None]
+    answered = not last.calls and right(last.text, problem)
+    return Outcome(last.completion_id, answered, len(calls) + len(malformed), (*faults, *malformed))
