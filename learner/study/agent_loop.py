@@ -37,16 +37,27 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One session as its client saw it."""
+    """One session as its client saw it; `version` answered its last turn, with `text`."""
 
     session: str
-    versions: tuple[int, ...]
+    version: int
+    text: str
     outcomes: tuple[Outcome, ...]
 
     @property
     def success(self) -> bool:
         """Whether every question was answered right."""
         return all(outcome.right for outcome in self.outcomes)
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """By completion: each question's share where its last answer is right, else 0."""
+        return {outcome.completion_id: outcome.right / len(self.outcomes) for outcome in self.outcomes}
+
+    @property
+    def reward(self) -> float:
+        """The whole session's, in [0, 1]."""
+        return sum(self.rewards.values())
 
     @property
     def calls(self) -> int:
@@ -58,20 +69,18 @@ class Episode:
 
 
 Ask = Callable[[Sequence[Message]], Reply]
+Tool = Callable[[Call], str]
 
 
-def converse(task: Task, ask: Ask) -> Episode:
+def converse(task: Task, ask: Ask, tool: Tool = run_tool) -> Episode:
     """Put the task's questions one after the other, each in a conversation of its own."""
-    replies: list[Reply] = []
-    outcomes: list[Outcome] = []
-    for problem in task.problems:
-        turns = _work([user(problem.question)], ask)
-        replies += turns
-        outcomes.append(_outcome(turns, problem))
-    return Episode(task.session, tuple(reply.version for reply in replies), tuple(outcomes))
+    worked = [(_work([user(problem.question)], ask, tool), problem) for problem in task.problems]
+    last = worked[-1][0][-1]
+    outcomes = tuple(_outcome(turns, problem) for turns, problem in worked)
+    return Episode(task.session, last.version, last.text, outcomes)
 
 
-def _work(messages: list[Message], ask: Ask) -> list[Reply]:
+def _work(messages: list[Message], ask: Ask, tool: Tool) -> list[Reply]:
     """Answer the last message; the conversation grows by what was said and by what the tools returned."""
     replies: list[Reply] = []
     for _ in range(TURNS_A_QUESTION):
@@ -80,7 +89,7 @@ def _work(messages: list[Message], ask: Ask) -> list[Reply]:
         messages.append(reply.message)
         if not reply.calls:
             break
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": run_tool(call)} for call in reply.calls]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": tool(call)} for call in reply.calls]
     return replies
 
 

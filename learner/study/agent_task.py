@@ -16,7 +16,7 @@ from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, cal
 
 QUESTIONS = 2
 TOOLS = [CALCULATOR]
-SEEDS = 2**31
+MAX_TOKENS = 96
 
 Fault = Literal["malformed", "unknown_tool", "invalid_arguments", "refused", "not_asked"]
 
@@ -43,7 +43,7 @@ def tasks(rng: Random, name: str = "agent") -> Iterator[Task]:
     """Tasks without end, in sessions `name-1`, `name-2`, …; the same generator gives the same tasks."""
     for number in count(1):
         problems = tuple(calculator_problem(rng) for _ in range(QUESTIONS))
-        yield Task(f"{name}-{number}", problems, rng.randrange(SEEDS))
+        yield Task(f"{name}-{number}", problems, rng.getrandbits(31))
 
 
 def run_tool(call: Call) -> str:
