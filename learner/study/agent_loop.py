@@ -22,7 +22,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        return self.message["content"] or ""
+        return self.message.get("content") or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, calculate, calculator_problem
 
-QUESTIONS = 2
+QUESTIONS = 3
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
 
