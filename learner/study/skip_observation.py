@@ -22,14 +22,16 @@ from learner.rollouts import PackedSequence, Rollout
 from learner.study import measure
 from learner.study.agent_loop import Tool
 from learner.study.agent_offline import Offline
-from learner.study.agent_task import Call, run_tool, tasks
+from learner.study.agent_task import run_tool, tasks
 from learner.trainer import Prepared, Trainer
 
 SEEDS = (1, 2, 3)
-SESSIONS = 100
-ENDS = 50
-PADDING = 100
-PAD = " sea"
+SESSIONS = 60
+ENDS = 30
+# Blank lines before the result disturb the base least: it still copies a result after 12 of them in half of the cases,
+# and the same number of words after the result in a quarter.
+PADDING = 24
+PAD = "\n"
 
 
 class ObservationInside(Trainer):
@@ -94,12 +96,8 @@ ARMS = tuple(Arm(estimator, padded) for padded in (False, True) for estimator in
 
 
 def padded_tool(rng: Random) -> Tool:
-    """The tools, with 0 to `PADDING` words of noise after what they say."""
-    return lambda call: _padded(call, rng.randint(0, PADDING))
-
-
-def _padded(call: Call, words: int) -> str:
-    return run_tool(call) + PAD * words
+    """The tools, with 0 to `PADDING` blank lines before what they say."""
+    return lambda call: PAD * rng.randint(0, PADDING) + run_tool(call)
 
 
 def run(arm: Arm, seed: int, sessions: int) -> Result:
@@ -130,7 +128,7 @@ def table(results: Sequence[Result], sessions: int) -> Table:
             measure.mean([r.success_last for r in own]),
         ]
         by_seed = " ".join(f"{r.success_last:.2f}" for r in own)
-        padding = f"0–{PADDING} words" if arm.padded else "none"
+        padding = f"0–{PADDING} lines" if arm.padded else "none"
         shown.add_row(arm.estimator, padding, *(f"{value:.2f}" for value in means), by_seed)
     return shown
 
@@ -146,7 +144,7 @@ def main(json_path: Path | None, sessions: int) -> None:
     for seed in SEEDS:
         for arm in ARMS:
             results.append(run(arm, seed, sessions))
-            console.print(results[-1])
+            console.print(asdict(results[-1]))
     console.print(table(results, sessions))
     if json_path:
         rows = [asdict(result) for result in results]

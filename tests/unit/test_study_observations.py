@@ -36,10 +36,10 @@ def test_a_tool_result_costs_steps() -> None:
     assert prepared.targets.tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_padding_follows_the_result() -> None:
+def test_padding_goes_before_the_result() -> None:
     """The result stays what the tool says; the lengths differ and none is above the limit."""
     tool = padded_tool(Random(1))
-    results = [tool(Call("call_0", "calculator", '{"expression": "12 + 30"}')).split() for _ in range(50)]
-    assert {words[0] for words in results} == {"42"}
-    assert len({len(words) for words in results}) > 10
-    assert max(len(words) for words in results) <= PADDING + 1
+    results = [tool(Call("call_0", "calculator", '{"expression": "12 + 30"}')) for _ in range(50)]
+    assert {result.strip() for result in results} == {"42"}
+    assert len({len(result) for result in results}) > 10
+    assert max(len(result) for result in results) <= PADDING + len("42")
