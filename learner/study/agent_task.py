@@ -1,7 +1,8 @@
-"""The agents' task: two sums in one session, each to be worked out with the calculator.
+"""The agents' task: three sums a session, each to be worked out with the calculator.
 
 The tiny model cannot compute, so that an answer without a right call is wrong; the numbers are ones that it can copy.
-One sum succeeds in half of the base's tries, two sums in a quarter.
+The base answers half of all sums right, and all three of a session in one session of ten. What it does else: it
+answers without a call, takes the wrong operator or writes an expression that the calculator refuses.
 """
 
 import json

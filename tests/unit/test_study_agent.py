@@ -16,7 +16,7 @@ from learner.tiny.tool_dialogues import Problem, call
 
 SUM = Problem("What is 12 plus 30?", 12, "+", 30)
 PRODUCT = Problem("Multiply 4 by 5.", 4, "*", 5)
-MALFORMED = '<tool_call>\n{"name": "calculator", "arguments": {"expression": 12}\n</tool_call>'
+MALFORMED = '<tool_call>\n{"name": "calculator", "arguments": {"expression": 42}\n</tool_call>'
 
 
 class Script:
@@ -134,7 +134,7 @@ def test_a_right_answer_is_worth_its_share() -> None:
 
 
 def test_a_malformed_call_is_an_answer_with_a_fault() -> None:
-    """It comes as text, so that the loop ends; the last number in it is no answer."""
+    """It comes as text, so that the loop ends; the result in it is no answer."""
     assert malformed_call(MALFORMED)
     episode = converse(task(SUM), Script(assistant(MALFORMED)).ask)
     assert episode.outcomes == (Outcome("c1", False, 1, ("malformed",)),)
