@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from random import Random
 
 from learner.study.agent_loop import Episode, Reply, converse
-from learner.study.agent_task import MAX_TOKENS, TOOLS, Call, Task
-from learner.study.client import TEMPERATURE, Client, parse_version
+from learner.study.agent_task import MAX_TOKENS, TEMPERATURE, TOOLS, Call, Task
+from learner.study.client import Client, parse_version
 from learner.tiny.messages import Message
 
 

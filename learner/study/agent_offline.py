@@ -15,7 +15,7 @@ from learner.models import POLICY, Policy, load_base
 from learner.rollouts import Rollout, Turn
 from learner.settings import TrainingSettings
 from learner.study.agent_loop import Episode, Reply, Tool, converse
-from learner.study.agent_task import MAX_TOKENS, TOOLS, Call, Task
+from learner.study.agent_task import MAX_TOKENS, TEMPERATURE, TOOLS, Call, Task
 from learner.tiny.evaluate import TOOL_CALL
 from learner.tiny.messages import Message, assistant
 from learner.tiny.tokenizer import render
@@ -38,7 +38,7 @@ class Sampler:
         ids, logprobs = self._sample(prompt)
         reason = "stop" if ids[-1] == self._tokenizer.eos_token_id else "length"
         name = f"turn-{len(self._turns)}"
-        self._turns.append(Turn(name, 0, tuple(prompt), tuple(ids), tuple(logprobs), 1.0, True, reason))
+        self._turns.append(Turn(name, 0, tuple(prompt), tuple(ids), tuple(logprobs), TEMPERATURE, True, reason))
         return parsed(name, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
 
     def taken(self) -> list[Turn]:
@@ -48,7 +48,7 @@ class Sampler:
 
     @torch.inference_mode()
     def _sample(self, prompt: list[int]) -> tuple[list[int], list[float]]:
-        """Token ids up to the end token or the limit, and their logprobs at temperature 1."""
+        """Token ids up to the end token or the limit, and the logprobs that they were sampled with."""
         self._policy.activate(POLICY)
         ids: list[int] = []
         logprobs: list[float] = []
@@ -58,7 +58,7 @@ class Sampler:
                 input_ids=torch.tensor([unread]), cache=cache, use_cache=True, logits_to_keep=1
             )
             cache = output.cache
-            distribution = output.logits[0, -1].log_softmax(-1)
+            distribution = (output.logits[0, -1] / TEMPERATURE).log_softmax(-1)
             token = int(torch.multinomial(distribution.exp(), 1, generator=self._generator))
             ids.append(token)
             logprobs.append(float(distribution[token]))

@@ -15,9 +15,10 @@ from typing import Literal
 
 from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, calculate, calculator_problem
 
-QUESTIONS = 3
+QUESTIONS = 4
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
+TEMPERATURE = 0.8
 
 Fault = Literal["malformed", "unknown_tool", "invalid_arguments", "refused", "not_asked"]
 

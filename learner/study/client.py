@@ -9,7 +9,6 @@ import openai
 from learner.study.pace import Pace
 from learner.study.server import Service
 
-TEMPERATURE = 1.0
 TIMEOUT_S = 60.0
 UNDECIDED = ("captured", "waiting")
 

@@ -145,10 +145,12 @@ def main(json_path: Path | None, sessions: int) -> None:
         for arm in ARMS:
             results.append(run(arm, seed, sessions))
             console.print(asdict(results[-1]))
+            if json_path:  # after each run, so that one that is stopped leaves what it has
+                rows = [asdict(result) for result in results]
+                json_path.write_text(
+                    json.dumps({"sessions": sessions, "runs": rows}, indent=2) + "\n", encoding="utf-8"
+                )
     console.print(table(results, sessions))
-    if json_path:
-        rows = [asdict(result) for result in results]
-        json_path.write_text(json.dumps({"sessions": sessions, "runs": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

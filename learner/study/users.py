@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from learner.study.client import TEMPERATURE, Client, parse_version
+from learner.study.client import Client, parse_version
 from learner.study.measure import Rollout
 from learner.tiny.corpus import writing_prompt
 from learner.tiny.scorers import style_score
 from learner.tiny.styles import STYLE_NAMES
 
+TEMPERATURE = 1.0
 MAX_TOKENS = 72
 SEEDS = 2**31
 
