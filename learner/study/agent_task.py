@@ -1,7 +1,7 @@
-"""The agents' task: three sums a session, each to be worked out with the calculator.
+"""The agents' task: four sums a session, each to be worked out with the calculator.
 
 The tiny model cannot compute, so that an answer without a right call is wrong; the numbers are ones that it can copy.
-The base answers half of all sums right, and all three of a session in one session of ten. What it does else: it
+The base answers 56 % of all sums right, and all four of a session in one session of ten. What it does else: it
 answers without a call, takes the wrong operator or writes an expression that the calculator refuses.
 """
 
@@ -18,6 +18,8 @@ from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, cal
 QUESTIONS = 4
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
+# At 1, with three sums a session, two of two seeds stayed at a success of .74: half of the faults that were left were
+# single unlikely tokens in a call or a copied number.
 TEMPERATURE = 0.8
 
 Fault = Literal["malformed", "unknown_tool", "invalid_arguments", "refused", "not_asked"]

@@ -28,8 +28,8 @@ from learner.trainer import Prepared, Trainer
 SEEDS = (1, 2, 3)
 SESSIONS = 60
 ENDS = 30
-# Blank lines before the result disturb the base least: it still copies a result after 12 of them in half of the cases,
-# and the same number of words after the result in a quarter.
+# Of what was tried, blank lines before the result disturb the base least: after up to 40 of them it still copies the
+# result in half of the cases, and where up to 40 words follow it in a fifth (temperature 1).
 PADDING = 24
 PAD = "\n"
 
