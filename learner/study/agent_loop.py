@@ -76,7 +76,7 @@ def converse(task: Task, ask: Ask, tool: Tool = run_tool) -> Episode:
     """Put the task's questions one after the other, each in a conversation of its own.
 
     The base has never seen a second question in one conversation: it repeats the first one's numbers there, and
-    in 250 sessions did not learn otherwise.
+    hardly learned otherwise in 200 sessions.
     """
     worked = [(_work([user(problem.question)], ask, tool), problem) for problem in task.problems]
     last = worked[-1][0][-1]
