@@ -9,7 +9,7 @@ BENCH  := .venv-bench
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-vllm test-gpu bench check format tiny-model clean
+.PHONY: help setup up demo demo-agent test test-vllm test-gpu bench check format tiny-model clean
 
 help:           ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ up: $(READY)    ## Start the API and the learner on this machine (ARGS="--port 8
 
 demo: $(READY)  ## Simulated users whose preference moves (ARGS="--seed 1 --json out.json")
 	$(BIN)/riacho demo $(ARGS)
+
+demo-agent: $(READY) ## An agent learns to call its calculator (ARGS="--seed 1 --json out.json")
+	$(BIN)/riacho demo-agent $(ARGS)
 
 test: $(READY)  ## All tests (ARGS="-k swap")
 	$(BIN)/pytest $(ARGS)

@@ -85,6 +85,13 @@ def demo(args: tuple[str, ...]) -> None:
     _become("learner.study.demo", *args)
 
 
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def demo_agent(args: tuple[str, ...]) -> None:
+    """An agent that learns to use its tool, against a service of its own."""
+    _become("learner.study.agent_demo", *args)
+
+
 @cli.command(epilog="\b\nWhat the server is always started with, and why:\n" + reasons())
 @click.option("--model", required=True, help="The base model's directory, the same as RIACHO_MODEL.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Keep it off public networks: anyone can load.")

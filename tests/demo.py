@@ -13,9 +13,14 @@ LIMIT_S = 600.0
 
 
 def short_demo(folder: Path, *options: str, **variables: str) -> dict[str, Any]:
-    """The JSON of `riacho demo` with a few rollouts a phase; fails with its output where it does."""
+    """The JSON of `riacho demo` with a few rollouts a phase."""
+    return run_demo(folder, "demo", "--rollouts", str(ROLLOUTS), *options, **variables)
+
+
+def run_demo(folder: Path, name: str, *options: str, **variables: str) -> dict[str, Any]:
+    """The JSON of a demo with seed 3, its pictures in `out`; fails with its output where it does."""
     report = folder / "report.json"
-    command = [sys.executable, "-m", "app.cli", "demo", "--seed", "3", "--rollouts", str(ROLLOUTS)]
+    command = [sys.executable, "-m", "app.cli", name, "--seed", "3"]
     command += ["--out", str(folder / "out"), "--home", str(folder / "home"), "--json", str(report), *options]
     done = subprocess.run(
         command,

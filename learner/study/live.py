@@ -1,5 +1,6 @@
 """What the demo shows while it runs: a live view in a terminal, plain lines elsewhere."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,11 +13,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from learner.study.measure import WINDOW, Rollout, masked_fraction, moving_mean
+from learner.study.measure import WINDOW, masked_fraction, moving_mean
+from learner.study.server import Operator, Service
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60
 LINE_EVERY = 10
+LOOK_S = 0.5
+LOOK_AT = 20
+
+
+class Judged(Protocol):
+    """What is shown of a rollout: the version that answered, the reward, the last answer's text."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def reward(self) -> float: ...
+
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass
@@ -25,7 +42,7 @@ class Progress:
 
     phases: Sequence[str]
     rollouts_per_phase: int
-    rollouts: list[Rollout] = field(default_factory=list)
+    rollouts: list[Judged] = field(default_factory=list)
     newest_updates: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -55,6 +72,20 @@ class Progress:
     def means(self) -> list[float]:
         """The moving mean of the reward, which knows nothing of the phases."""
         return moving_mean([rollout.reward for rollout in self.rollouts])
+
+
+class Watch:
+    """Looks now and then at what the learner did lately, and whether the service is still there."""
+
+    def __init__(self, service: Service, operator: Operator, progress: Progress) -> None:
+        self._service, self._operator, self._progress = service, operator, progress
+        self._looked = 0.0
+
+    def look(self) -> None:
+        if time.monotonic() - self._looked > LOOK_S:
+            self._service.check()
+            self._progress.newest_updates = self._operator.newest_updates(LOOK_AT)
+            self._looked = time.monotonic()
 
 
 class View(Protocol):

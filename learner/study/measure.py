@@ -137,7 +137,18 @@ def explained_variance(rollouts: Iterable[Rollout], updates: Iterable[Update]) -
     return value
 
 
-def alarms(rollouts: Sequence[Rollout], updates: Iterable[Update]) -> list[int]:
-    """The numbers, counted from 1, of the rollouts at which the learner saw the preference shift."""
-    shifted = {session for update in updates if update["metrics"]["shifted"] for session in update["session_ids"]}
-    return [number for number, rollout in enumerate(rollouts, start=1) if rollout.session in shifted]
+def alarms(sessions: Sequence[str], updates: Iterable[Update]) -> list[int]:
+    """The numbers, counted from 1, of the sessions at which the learner saw the rewards shift."""
+    return [number for number, metrics in metrics_by_session(sessions, updates) if metrics["shifted"]]
+
+
+def metrics_by_session(sessions: Sequence[str], updates: Iterable[Update]) -> list[tuple[int, Mapping[str, Any]]]:
+    """For each session that was trained on, its number, counted from 1, and its update's metrics, in order."""
+    numbers = {session: number for number, session in enumerate(sessions, start=1)}
+    rows = [
+        (numbers[session], update["metrics"])
+        for update in updates
+        for session in update["session_ids"]
+        if session in numbers
+    ]
+    return sorted(rows, key=lambda row: row[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from learner.study.measure import WINDOW, Rollout, Update, alarms, moving_mean
+from learner.study.measure import WINDOW, Rollout, Update, alarms, metrics_by_session, moving_mean
 from learner.tiny.styles import STYLE_NAMES
 
 COLOURS = dict(zip(STYLE_NAMES, ("#d6457f", "#5b3fa8", "#2f8f5b"), strict=True))
@@ -21,7 +21,7 @@ def draw(rollouts: Sequence[Rollout], updates: Sequence[Update], path: Path) -> 
     _draw_scores(above, rollouts)
     _draw_distance(below, rollouts, updates)
     _draw_phases(above, below, rollouts)
-    for number in alarms(rollouts, updates):
+    for number in alarms([rollout.session for rollout in rollouts], updates):
         above.axvline(number, color=ALARM, linestyle=":", linewidth=1)
         below.axvline(number, color=ALARM, linestyle=":", linewidth=1)
     figure.legend(loc="outside lower center", ncols=6, fontsize=9)
@@ -42,13 +42,7 @@ def _draw_scores(axes: Axes, rollouts: Sequence[Rollout]) -> None:
 
 
 def _draw_distance(axes: Axes, rollouts: Sequence[Rollout], updates: Sequence[Update]) -> None:
-    numbers = {rollout.session: number for number, rollout in enumerate(rollouts, start=1)}
-    rows = sorted(
-        (numbers[session], update["metrics"])
-        for update in updates
-        for session in update["session_ids"]
-        if session in numbers
-    )
+    rows = metrics_by_session([rollout.session for rollout in rollouts], updates)
     axes.plot([n for n, _ in rows], [m["kl_to_base"] for _, m in rows], color="black", linewidth=1)
     axes.set_ylabel("KL to the base\n(nats a token)")
     lag = axes.twinx()

@@ -60,6 +60,10 @@ class Run:
             for phase in self.phases
         ]
 
+    @property
+    def alarms(self) -> list[int]:
+        return measure.alarms([rollout.session for rollout in self.rollouts], self.updates)
+
     def _of(self, phase: Phase) -> list[Rollout]:
         return [rollout for rollout in self.rollouts if rollout.style == phase.style]
 
@@ -76,7 +80,7 @@ class Run:
             "wall_s": self.wall_s,
             "explained_variance": self.explained_variance,
             "language": self.language,
-            "alarms": measure.alarms(self.rollouts, self.updates),
+            "alarms": self.alarms,
             "rollback": asdict(self.rollback),
             "settings": self.versions[-1]["settings"] if self.versions else {},
         }
@@ -116,7 +120,7 @@ def _totals(run: Run) -> Table:
     for name, value in (
         ("updates, versions", f"{len(run.updates)}, {len(run.versions)}"),
         ("masked fraction", f"{measure.masked_fraction(run.updates):.2%}"),
-        ("shift alarms", ", ".join(map(str, measure.alarms(run.rollouts, run.updates))) or "none"),
+        ("shift alarms", ", ".join(map(str, run.alarms)) or "none"),
         ("reaction time", f"{_number(reaction.p50)} s median, {_number(reaction.p95)} s for 95 %"),
         (f"rollback to version {rollback.to}", f"{rollback.seconds:.2f} s; mean scores {change}"),
         ("wall time", f"{run.wall_s:.0f} s"),

@@ -116,4 +116,4 @@ def test_explained_variance_is_that_of_the_last_update_of_the_phase() -> None:
 def test_an_alarm_is_placed_at_the_rollout_that_raised_it() -> None:
     """The second rollout's update saw the shift."""
     updates = [update(1, "a", shifted=False), update(2, "b", shifted=True)]
-    assert measure.alarms([rollout("a"), rollout("b")], updates) == [2]
+    assert measure.alarms(["a", "b"], updates) == [2]

@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
+from learner.study.client import parse_version
 from learner.study.live import sparkline
-from learner.study.users import Answer, parse_version, requests, scores
+from learner.study.users import Answer, requests, scores
 
 CUTE = "Hehe~ the fluffy cat naps in the sun, uwu! I want to hug it."
 
