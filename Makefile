@@ -7,6 +7,7 @@ READY  := $(VENV)/.ready
 VLLM   := .venv-vllm
 BENCH  := .venv-bench
 ARGS   ?=
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up demo demo-agent test test-vllm test-gpu bench check format tiny-model clean
@@ -31,8 +32,8 @@ demo: $(READY)  ## Simulated users whose preference moves (ARGS="--seed 1 --json
 demo-agent: $(READY) ## An agent learns to call its calculator (ARGS="--seed 1 --json out.json")
 	$(BIN)/riacho demo-agent $(ARGS)
 
-test: $(READY)  ## All tests (ARGS="-k swap")
-	$(BIN)/pytest $(ARGS)
+test: $(READY)  ## All tests, JOBS files at a time (ARGS="-k swap")
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 test-vllm: $(READY) $(VLLM)/.ready ## The tests against a real vLLM server on the CPU (ARGS="-k tools")
 	$(BIN)/pytest tests/vllm $(ARGS)

@@ -1,4 +1,4 @@
-"""The agents' task: four sums a session, each to be worked out with the calculator.
+"""The agents' task: five sums a session, each to be worked out with the calculator.
 
 The tiny model cannot compute, so that an answer without a right call is wrong; the numbers are ones that it can copy.
 The base answers 56 % of all sums right, and all four of a session in one session of ten. What it does else: it
@@ -15,12 +15,12 @@ from typing import Literal
 
 from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, calculate, calculator_problem
 
-QUESTIONS = 4
+QUESTIONS = 5
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
 # At 1, with three sums a session, two of two seeds stayed at a success of .74: half of the faults that were left were
 # single unlikely tokens in a call or a copied number.
-TEMPERATURE = 0.8
+TEMPERATURE = 0.7
 
 Fault = Literal["malformed", "unknown_tool", "invalid_arguments", "refused", "not_asked"]
 

@@ -10,7 +10,7 @@ from learner.study.pace import Pace
 from learner.study.server import Service
 
 TIMEOUT_S = 60.0
-UNDECIDED = ("captured", "waiting")
+UNDECIDED = ("captured", "waiting", "scoring", "parked")
 
 Clock = Callable[[], float]
 

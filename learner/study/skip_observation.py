@@ -6,7 +6,7 @@ tool returns, for three seeds. The estimator that the learner has no setting for
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -50,7 +50,7 @@ class ObservationInside(Trainer):
         advantages = gae_through_observations(
             torch.cat(values), rollout.token_rewards(), acted, self.settings.gamma, self.settings.lambda_alpha
         )
-        return Prepared(rollout, prepared.sequences, prepared.values, prepared.targets, advantages)
+        return replace(prepared, advantages=advantages)
 
 
 def gae_through_observations(values: Tensor, rewards: Tensor, acted: Tensor, gamma: float, alpha: float) -> Tensor:
