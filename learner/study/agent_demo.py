@@ -24,7 +24,7 @@ from learner.study.command import Options, options, running
 from learner.study.live import Progress, Watch, make_view
 from learner.study.server import Operator, Service
 
-SESSIONS = 200
+SESSIONS = 250
 
 
 def play(service: Service, seed: int, sessions: int, console: Console, started: float) -> Run:

@@ -1,8 +1,8 @@
-"""The agents' task: five sums a session, each to be worked out with the calculator.
+"""The agents' task: two sums a session, each to be worked out with the calculator and answered as `The answer is 7.`
 
-The tiny model cannot compute, so that an answer without a right call is wrong; the numbers are ones that it can copy.
-The base answers 56 % of all sums right, and all four of a session in one session of ten. What it does else: it
-answers without a call, takes the wrong operator or writes an expression that the calculator refuses.
+The tiny model cannot compute, so that an answer without a right call is wrong. The base calls for two sums of three
+and copies what it reads, but one answer of four has the form that the grader reads. Else it answers without a call,
+takes the wrong operator, or writes an expression that the calculator refuses.
 """
 
 import json
@@ -15,12 +15,11 @@ from typing import Literal
 
 from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, calculate, calculator_problem
 
-QUESTIONS = 5
+QUESTIONS = 2
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
-# At 1, with three sums a session, two of two seeds stayed at a success of .74: half of the faults that were left were
-# single unlikely tokens in a call or a copied number.
-TEMPERATURE = 0.7
+TEMPERATURE = 0.8
+ANSWER = re.compile(r"The answer is (-?\d+)\.")
 
 Fault = Literal["malformed", "unknown_tool", "invalid_arguments", "refused", "not_asked"]
 
@@ -77,9 +76,9 @@ def malformed_call(text: str) -> bool:
 
 
 def right(text: str, problem: Problem) -> bool:
-    """Whether the last number of an answer is the result; an operand that happens to equal it does not count."""
-    numbers = re.findall(r"-?\d+", text)
-    return bool(numbers) and numbers[-1] == problem.answer
+    """Whether an answer gives the result in the form that the grader reads."""
+    found = ANSWER.fullmatch(text.strip())
+    return found is not None and found[1] == problem.answer
 
 
 def _expression(arguments: str) -> str | None:

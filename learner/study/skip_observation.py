@@ -26,7 +26,7 @@ from learner.study.agent_task import run_tool, tasks
 from learner.trainer import Prepared, Trainer
 
 SEEDS = (1, 2, 3)
-SESSIONS = 60
+SESSIONS = 120
 ENDS = 30
 # Of what was tried, blank lines before the result disturb the base least: after up to 40 of them it still copies the
 # result in half of the cases, and where up to 40 words follow it in a fifth (temperature 1).

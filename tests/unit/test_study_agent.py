@@ -84,15 +84,16 @@ def test_a_tool_always_answers(made_call: Call, result: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("It is 42.", True),
-        ("12 plus 30 is 42.", True),
-        ("42 plus 30 is 12.", False),
-        ("It is 421.", False),
+        ("The answer is 42.", True),
+        ("The answer is 41.", False),
+        ("The answer is 421.", False),
+        ("It is 42.", False),
+        ("The answer is 42. It is 42.", False),
         ("", False),
     ],
 )
-def test_the_last_number_is_the_answer(text: str, expected: bool) -> None:
-    """The result among the operands of a wrong answer does not count."""
+def test_the_grader_reads_one_form(text: str, expected: bool) -> None:
+    """The result counts only as the task asks for it."""
     assert right(text, SUM) is expected
 
 
@@ -106,7 +107,7 @@ def test_the_same_seed_asks_the_same() -> None:
 
 def test_the_loop_returns_what_the_tool_says() -> None:
     """The model reads its own call and the result, and then answers."""
-    script = Script(calculator("12 + 30"), assistant("It is 42."))
+    script = Script(calculator("12 + 30"), assistant("The answer is 42."))
     episode = converse(task(SUM), script.ask)
     assert script.read[1] == [
         {"role": "user", "content": SUM.question},
@@ -114,19 +115,19 @@ def test_the_loop_returns_what_the_tool_says() -> None:
         {"role": "tool", "tool_call_id": "call_0", "content": "42"},
     ]
     assert episode.outcomes == (Outcome("c2", True, 1, ()),)
-    assert (episode.success, episode.version, episode.text) == (True, 2, "It is 42.")
+    assert (episode.success, episode.version, episode.text) == (True, 2, "The answer is 42.")
 
 
 def test_each_question_is_a_conversation_of_its_own() -> None:
     """The second question's prompt holds nothing of the first."""
-    script = Script(assistant("It is 42."), assistant("It is 20."))
+    script = Script(assistant("The answer is 42."), assistant("The answer is 20."))
     assert converse(task(SUM, PRODUCT), script.ask).success
     assert script.read[1] == [{"role": "user", "content": PRODUCT.question}]
 
 
 def test_a_right_answer_is_worth_its_share() -> None:
     """Two questions, the first right: .5 on its last turn, 0 on the other's, and no success."""
-    script = Script(calculator("12 + 30"), assistant("It is 42."), assistant("It is 21."))
+    script = Script(calculator("12 + 30"), assistant("The answer is 42."), assistant("The answer is 21."))
     episode = converse(task(SUM, PRODUCT), script.ask)
     assert episode.rewards == {"c2": 0.5, "c3": 0.0}
     assert episode.reward == 0.5
