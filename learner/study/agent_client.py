@@ -16,7 +16,7 @@ class AgentClient:
         self._client = client
 
     def work(self, task: Task) -> Episode:
-        """One session, judged: the reward of an answer is its share of the questions if it is right, else 0."""
+        """One session, judged: the reward of an answer is 1 if it is right, else 0."""
         self._client.pace.wait()
         seeds = Random(task.seed)  # one for all would sample the same choices for every question
         episode = converse(task, lambda messages: self._ask(task.session, messages, seeds.getrandbits(31)))

@@ -51,13 +51,13 @@ class Episode:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """By completion: each question's share where its last answer is right, else 0."""
-        return {outcome.completion_id: outcome.right / len(self.outcomes) for outcome in self.outcomes}
+        """By completion: 1 where a question's last answer is right, else 0."""
+        return {outcome.completion_id: float(outcome.right) for outcome in self.outcomes}
 
     @property
     def reward(self) -> float:
-        """The whole session's, in [0, 1]."""
-        return sum(self.rewards.values())
+        """The session's mean over its questions, in [0, 1]."""
+        return sum(self.rewards.values()) / len(self.outcomes)
 
     @property
     def calls(self) -> int:

@@ -84,7 +84,7 @@ class Offline:
     """A policy of its own that learns task by task."""
 
     def __init__(self, seed: int, trainer: type[Trainer] = Trainer) -> None:
-        settings = TrainingSettings(seed=seed)
+        settings = TrainingSettings(seed=seed, on_shift="none")  # as in the demo
         policy, critic = make_policy_and_critic(load_base(str(TINY_MODEL)), settings)
         self._trainer = trainer(policy, critic, settings, (0.0, 1.0), time.perf_counter)
         self._sampler = Sampler(policy, seed)

@@ -1,4 +1,4 @@
-"""The agents' task: two sums a session, each to be worked out with the calculator and answered as `The answer is 7.`
+"""The agents' task: a sum a session, to be worked out with the calculator and answered as `The answer is 7.`
 
 The tiny model cannot compute, so that an answer without a right call is wrong. The base calls for two sums of three
 and copies what it reads, but one answer of four has the form that the grader reads. Else it answers without a call,
@@ -15,7 +15,7 @@ from typing import Literal
 
 from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, calculate, calculator_problem
 
-QUESTIONS = 2
+QUESTIONS = 1
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
 TEMPERATURE = 0.8

@@ -1,7 +1,7 @@
 """What the demos' commands share: their options, a home of their own and the service under them."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,14 +78,19 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def running(chosen: Options, console: Console) -> Iterator[Service]:
-    """The service, for as long as the block runs; a call to it that fails there ends the command with its log."""
+def running(chosen: Options, console: Console, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
+    """The service, for as long as the block runs; a call to it that fails there ends the command with its log.
+
+    Args:
+        settings: RIACHO_* variables of the demo's own.
+    """
+    variables = {**chosen.settings, **(settings or {})}
     signal(SIGTERM, lambda number, _: sys.exit(128 + number))
     chosen.out.mkdir(parents=True, exist_ok=True)
     with (
         _fresh(chosen.home) as directory,
         engine(chosen.engine_name, chosen.vllm_python, chosen.out / "vllm.log") as urls,
-        Service(directory, chosen.out / "server.log", chosen.settings | {"RIACHO_ENGINE_URLS": urls}) as service,
+        Service(directory, chosen.out / "server.log", variables | {"RIACHO_ENGINE_URLS": urls}) as service,
     ):
         console.print(f"The service is up at {service.url}; its output goes to {chosen.out / 'server.log'}.")
         try:

@@ -125,11 +125,11 @@ def test_each_question_is_a_conversation_of_its_own() -> None:
     assert script.read[1] == [{"role": "user", "content": PRODUCT.question}]
 
 
-def test_a_right_answer_is_worth_its_share() -> None:
-    """Two questions, the first right: .5 on its last turn, 0 on the other's, and no success."""
+def test_a_right_answer_is_worth_one() -> None:
+    """Two questions, the first right: 1 on its last turn, 0 on the other's, and no success."""
     script = Script(calculator("12 + 30"), assistant("The answer is 42."), assistant("The answer is 21."))
     episode = converse(task(SUM, PRODUCT), script.ask)
-    assert episode.rewards == {"c2": 0.5, "c3": 0.0}
+    assert episode.rewards == {"c2": 1.0, "c3": 0.0}
     assert episode.reward == 0.5
     assert not episode.success
 
