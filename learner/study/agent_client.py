@@ -16,15 +16,12 @@ class AgentClient:
         self._client = client
 
     def work(self, task: Task) -> Episode:
-        """One session, judged: the reward of an answer is 1 if it is right, else 0."""
+        """One session, and its reward on the turn that ended it."""
         self._client.pace.wait()
-        seeds = Random(task.seed)  # one for all would sample the same choices for every question
+        seeds = Random(task.seed)
         episode = converse(task, lambda messages: self._ask(task.session, messages, seeds.getrandbits(31)))
-        *earlier, last = episode.rewards.items()
-        for completion_id, reward in earlier:
-            self._client.reward(completion_id, reward, final=False)
-        self._client.reward(*last)
-        self._client.pace.judged(last[0])
+        self._client.reward(episode.completion_id, episode.reward)
+        self._client.pace.judged(episode.completion_id)
         return episode
 
     def _ask(self, session: str, messages: Sequence[Message], seed: int) -> Reply:

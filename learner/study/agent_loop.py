@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from learner.study.agent_task import Call, Fault, Task, fault, malformed_call, right, run_tool
 from learner.tiny.messages import Message, user
-from learner.tiny.tool_dialogues import Problem
 
 # A right call and its answer take two; the rest is room for second tries.
-TURNS_A_QUESTION = 4
+TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +25,21 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one question ended: `completion_id` is of its last turn, `calls` and `faults` of all its turns."""
+class Episode:
+    """One session as its client saw it: its last turn, and the calls and faults of all its turns."""
 
+    session: str
     completion_id: str
-    right: bool
+    version: int
+    text: str
+    success: bool
     calls: int
     faults: tuple[Fault, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One session as its client saw it; `version` answered its last turn, with `text`."""
-
-    session: str
-    version: int
-    text: str
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def success(self) -> bool:
-        """Whether every question was answered right."""
-        return all(outcome.right for outcome in self.outcomes)
-
-    @property
-    def rewards(self) -> dict[str, float]:
-        """By completion: 1 where a question's last answer is right, else 0."""
-        return {outcome.completion_id: float(outcome.right) for outcome in self.outcomes}
-
     @property
     def reward(self) -> float:
-        """The session's mean over its questions, in [0, 1]."""
-        return sum(self.rewards.values()) / len(self.outcomes)
-
-    @property
-    def calls(self) -> int:
-        return sum(outcome.calls for outcome in self.outcomes)
-
-    @property
-    def bad_calls(self) -> int:
-        return sum(len(outcome.faults) for outcome in self.outcomes)
+        """1 where the last answer is right, else 0."""
+        return float(self.success)
 
 
 Ask = Callable[[Sequence[Message]], Reply]
@@ -73,34 +47,30 @@ Tool = Callable[[Call], str]
 
 
 def converse(task: Task, ask: Ask, tool: Tool = run_tool) -> Episode:
-    """Put the task's questions one after the other, each in a conversation of its own.
-
-    The base has never seen a second question in one conversation: it repeats the first one's numbers there, and
-    hardly learned otherwise in 200 sessions.
-    """
-    worked = [(_work([user(problem.question)], ask, tool), problem) for problem in task.problems]
-    last = worked[-1][0][-1]
-    outcomes = tuple(_outcome(turns, problem) for turns, problem in worked)
-    return Episode(task.session, last.version, last.text, outcomes)
-
-
-def _work(messages: list[Message], ask: Ask, tool: Tool) -> list[Reply]:
-    """Answer the last message; the conversation grows by what was said and by what the tools returned."""
+    """Put the task's question and go on until the model answers in words, or for TURNS turns."""
+    messages = [user(task.problem.question)]
     replies: list[Reply] = []
-    for _ in range(TURNS_A_QUESTION):
+    for _ in range(TURNS):
         reply = ask(messages)
         replies.append(reply)
         messages.append(reply.message)
         if not reply.calls:
             break
         messages += [{"role": "tool", "tool_call_id": call.id, "content": tool(call)} for call in reply.calls]
-    return replies
+    return _episode(task, replies)
 
 
-def _outcome(turns: Sequence[Reply], problem: Problem) -> Outcome:
+def _episode(task: Task, turns: Sequence[Reply]) -> Episode:
     last = turns[-1]
     calls = [call for reply in turns for call in reply.calls]
     malformed: list[Fault] = ["malformed" for reply in turns if malformed_call(reply.text)]
-    faults = [found for call in calls if (found := fault(call, problem)) is not None]
-    answered = not last.calls and not malformed_call(last.text) and right(last.text, problem)
-    return Outcome(last.completion_id, answered, len(calls) + len(malformed), (*faults, *malformed))
+    faults = [found for call in calls if (found := fault(call, task.problem)) is not None]
+    return Episode(
+        task.session,
+        last.completion_id,
+        last.version,
+        last.text,
+        success=not last.calls and right(last.text, task.problem),
+        calls=len(calls) + len(malformed),
+        faults=(*faults, *malformed),
+    )

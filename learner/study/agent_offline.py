@@ -92,6 +92,7 @@ class Offline:
     def work(self, task: Task, tool: Tool) -> Episode:
         """One session and the update that learns from it."""
         episode = converse(task, self._sampler.ask, tool)
-        turns = [replace(turn, reward=episode.rewards.get(turn.completion_id, 0.0)) for turn in self._sampler.taken()]
-        self._trainer.update([Rollout(task.session, tuple(turns), 0.0)])
+        *earlier, last = self._sampler.taken()
+        turns = (*earlier, replace(last, reward=episode.reward))
+        self._trainer.update([Rollout(task.session, turns, 0.0)])
         return episode

@@ -34,9 +34,8 @@ def draw(episodes: Sequence[Episode], updates: Sequence[Update], path: Path) -> 
 
 def _draw_success(axes: Axes, episodes: Sequence[Episode]) -> None:
     numbers = range(1, len(episodes) + 1)
-    axes.scatter(numbers, [e.reward for e in episodes], s=6, color="0.6", label="reward of one session")
-    axes.plot(numbers, moving_mean([e.reward for e in episodes]), color="black", linewidth=1.2, label="reward")
-    axes.plot(numbers, moving_mean([e.success for e in episodes]), color=SUCCESS, linewidth=2, label="success")
+    axes.scatter(numbers, [e.reward for e in episodes], s=6, color="0.6", label="one session")
+    axes.plot(numbers, moving_mean([e.reward for e in episodes]), color=SUCCESS, linewidth=2, label="success")
     axes.set_ylabel(f"mean of the last {WINDOW}")
     axes.set_ylim(-0.02, 1.02)
 
@@ -44,6 +43,6 @@ def _draw_success(axes: Axes, episodes: Sequence[Episode]) -> None:
 def _draw_calls(axes: Axes, episodes: Sequence[Episode]) -> None:
     numbers = range(1, len(episodes) + 1)
     axes.plot(numbers, moving_mean([e.calls for e in episodes]), color=CALLS, label="calls a session")
-    axes.plot(numbers, moving_mean([e.bad_calls for e in episodes]), color=BAD, label="bad calls a session")
+    axes.plot(numbers, moving_mean([len(e.faults) for e in episodes]), color=BAD, label="bad calls a session")
     axes.set_ylabel(f"mean of the last {WINDOW}")
     axes.set_ylim(bottom=0)

@@ -26,12 +26,12 @@ class Summary:
 
 
 def summary(episodes: Sequence[Episode]) -> Summary:
-    outcomes = [outcome for episode in episodes for outcome in episode.outcomes]
+    faults = Counter(fault for episode in episodes for fault in episode.faults)
     return Summary(
         success=measure.mean([episode.success for episode in episodes]),
-        calls=sum(outcome.calls for outcome in outcomes),
-        bad_calls=sum(len(outcome.faults) for outcome in outcomes),
-        faults=dict(sorted(Counter(fault for outcome in outcomes for fault in outcome.faults).items())),
+        calls=sum(episode.calls for episode in episodes),
+        bad_calls=faults.total(),
+        faults=dict(sorted(faults.items())),
     )
 
 

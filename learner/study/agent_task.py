@@ -15,7 +15,6 @@ from typing import Literal
 
 from learner.tiny.tool_dialogues import BAD_EXPRESSION, CALCULATOR, Problem, calculate, calculator_problem
 
-QUESTIONS = 1
 TOOLS = [CALCULATOR]
 MAX_TOKENS = 96
 TEMPERATURE = 0.8
@@ -29,7 +28,7 @@ class Task:
     """What one session asks, and the seed that its answers are sampled with."""
 
     session: str
-    problems: tuple[Problem, ...]
+    problem: Problem
     seed: int
 
 
@@ -45,8 +44,7 @@ class Call:
 def tasks(rng: Random, name: str = "agent") -> Iterator[Task]:
     """Tasks without end, in sessions `name-1`, `name-2`, …; the same generator gives the same tasks."""
     for number in count(1):
-        problems = tuple(calculator_problem(rng) for _ in range(QUESTIONS))
-        yield Task(f"{name}-{number}", problems, rng.getrandbits(31))
+        yield Task(f"{name}-{number}", calculator_problem(rng), rng.getrandbits(31))
 
 
 def run_tool(call: Call) -> str:

@@ -82,12 +82,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run: mean reward of all sessions, and of the last ones mean reward and success."""
+    """One run: the success of all sessions, and of the last ones."""
 
     arm: Arm
     seed: int
-    reward: float
-    reward_last: float
+    success: float
     success_last: float
 
 
@@ -105,32 +104,29 @@ def run(arm: Arm, seed: int, sessions: int) -> Result:
     learner = Offline(seed, TRAINERS[arm.estimator])
     tool = padded_tool(Random(seed)) if arm.padded else run_tool
     episodes = [learner.work(task, tool) for task in islice(tasks(Random(seed)), sessions)]
-    last = episodes[-ENDS:]
-    return Result(
-        arm,
-        seed,
-        reward=measure.mean([episode.reward for episode in episodes]),
-        reward_last=measure.mean([episode.reward for episode in last]),
-        success_last=measure.mean([episode.success for episode in last]),
-    )
+    success = [episode.success for episode in episodes]
+    return Result(arm, seed, measure.mean(success), measure.mean(success[-ENDS:]))
 
 
 def table(results: Sequence[Result], sessions: int) -> Table:
     """A row an arm: the means over the seeds, and each seed's success."""
     shown = Table(title=f"Observation tokens in GAE: {sessions} sessions, seeds {', '.join(map(str, SEEDS))}")
-    for column in ("observations", "padding", "reward", f"reward, last {ENDS}", f"success, last {ENDS}", "by seed"):
+    for column in ("observations", "padding", "success", "by seed", f"success, last {ENDS}", "by seed"):
         shown.add_column(column)
     for arm in ARMS:
         own = [result for result in results if result.arm == arm]
-        means = [
-            measure.mean([r.reward for r in own]),
-            measure.mean([r.reward_last for r in own]),
-            measure.mean([r.success_last for r in own]),
-        ]
-        by_seed = " ".join(f"{r.success_last:.2f}" for r in own)
         padding = f"0–{PADDING} lines" if arm.padded else "none"
-        shown.add_row(arm.estimator, padding, *(f"{value:.2f}" for value in means), by_seed)
+        shown.add_row(
+            arm.estimator,
+            padding,
+            *_mean_and_each([r.success for r in own]),
+            *_mean_and_each([r.success_last for r in own]),
+        )
     return shown
+
+
+def _mean_and_each(values: Sequence[float]) -> tuple[str, str]:
+    return f"{measure.mean(values):.2f}", " ".join(f"{value:.2f}" for value in values)
 
 
 @click.command()

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from learner.study.agent_loop import TURNS_A_QUESTION, Episode, Outcome, Reply, converse
+from learner.study.agent_loop import TURNS, Episode, Reply, converse
 from learner.study.agent_report import Run, summary
 from learner.study.agent_task import Call, Fault, Task, fault, malformed_call, right, run_tool, tasks
 from learner.tiny.messages import Message, assistant
 from learner.tiny.tool_dialogues import Problem, call
 
 SUM = Problem("What is 12 plus 30?", 12, "+", 30)
-PRODUCT = Problem("Multiply 4 by 5.", 4, "*", 5)
 MALFORMED = '<tool_call>\n{"name": "calculator", "arguments": {"expression": 42}\n</tool_call>'
 
 
@@ -40,8 +39,7 @@ def calculator(expression: Any) -> Message:
     return call("calculator", {"expression": expression})
 
 
-def task(*problems: Problem) -> Task:
-    return Task("s", problems, 0)
+TASK = Task("s", SUM, 0)
 
 
 def made(arguments: str, name: str = "calculator") -> Call:
@@ -108,48 +106,39 @@ def test_the_same_seed_asks_the_same() -> None:
 def test_the_loop_returns_what_the_tool_says() -> None:
     """The model reads its own call and the result, and then answers."""
     script = Script(calculator("12 + 30"), assistant("The answer is 42."))
-    episode = converse(task(SUM), script.ask)
+    episode = converse(TASK, script.ask)
     assert script.read[1] == [
         {"role": "user", "content": SUM.question},
         calculator("12 + 30"),
         {"role": "tool", "tool_call_id": "call_0", "content": "42"},
     ]
-    assert episode.outcomes == (Outcome("c2", True, 1, ()),)
-    assert (episode.success, episode.version, episode.text) == (True, 2, "The answer is 42.")
+    assert episode == Episode("s", "c2", 2, "The answer is 42.", True, 1, ())
+    assert episode.reward == 1.0
 
 
-def test_each_question_is_a_conversation_of_its_own() -> None:
-    """The second question's prompt holds nothing of the first."""
-    script = Script(assistant("The answer is 42."), assistant("The answer is 20."))
-    assert converse(task(SUM, PRODUCT), script.ask).success
-    assert script.read[1] == [{"role": "user", "content": PRODUCT.question}]
-
-
-def test_a_right_answer_is_worth_one() -> None:
-    """Two questions, the first right: 1 on its last turn, 0 on the other's, and no success."""
-    script = Script(calculator("12 + 30"), assistant("The answer is 42."), assistant("The answer is 21."))
-    episode = converse(task(SUM, PRODUCT), script.ask)
-    assert episode.rewards == {"c2": 1.0, "c3": 0.0}
-    assert episode.reward == 0.5
-    assert not episode.success
+@pytest.mark.parametrize("answer", ["The answer is 21.", "It is 42."])
+def test_another_answer_is_worth_nothing(answer: str) -> None:
+    """A wrong number, and the right one in another form."""
+    episode = converse(TASK, Script(calculator("12 + 30"), assistant(answer)).ask)
+    assert (episode.success, episode.reward) == (False, 0.0)
 
 
 def test_a_malformed_call_is_an_answer_with_a_fault() -> None:
     """It comes as text, so that the loop ends; the result in it is no answer."""
     assert malformed_call(MALFORMED)
-    episode = converse(task(SUM), Script(assistant(MALFORMED)).ask)
-    assert episode.outcomes == (Outcome("c1", False, 1, ("malformed",)),)
+    episode = converse(TASK, Script(assistant(MALFORMED)).ask)
+    assert episode == Episode("s", "c1", 1, MALFORMED, False, 1, ("malformed",))
 
 
 def test_a_model_that_only_calls_is_stopped() -> None:
     """Right calls without an answer are no success."""
-    script = Script(*[calculator("12 + 30")] * TURNS_A_QUESTION)
-    episode = converse(task(SUM), script.ask)
-    assert episode.outcomes == (Outcome(f"c{TURNS_A_QUESTION}", False, TURNS_A_QUESTION, ()),)
+    script = Script(*[calculator("12 + 30")] * TURNS)
+    episode = converse(TASK, script.ask)
+    assert (episode.completion_id, episode.success, episode.calls) == (f"c{TURNS}", False, TURNS)
 
 
 def episode(number: int, success: bool, faults: tuple[Fault, ...]) -> Episode:
-    return Episode(f"s{number}", number, "", (Outcome(f"c{number}", success, 1, faults),))
+    return Episode(f"s{number}", f"c{number}", number, "", success, 1, faults)
 
 
 def test_a_summary_counts_calls_and_faults_by_kind() -> None:
