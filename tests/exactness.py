@@ -85,9 +85,9 @@ def expected_sequences(answers: Iterable[Sampled]) -> list[Expected]:
     for answer in answers:
         extended = [sequence for sequence in sequences if answer.prompt_ids[: len(sequence.ids)] == sequence.ids]
         if not extended:
-            sequences.append(Expected())
-        joined = max(extended, key=lambda sequence: len(sequence.ids)) if extended else sequences[-1]
-        joined.add(answer)
+            extended = [Expected()]
+            sequences += extended
+        max(extended, key=lambda sequence: len(sequence.ids)).add(answer)
     return sequences
 
 

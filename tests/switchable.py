@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from app.events.log import DeadLetter, EventLog, EventRefused, LogUnavailable, Position, Record
 from app.events.schema import Event, decode
@@ -69,3 +69,15 @@ class SwitchableLog(EventLog):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def away_at_first(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, that fails the first time as a log does whose brokers are away."""
+    left = [LogUnavailable("no broker answers")]
+
+    def once_away(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return call(*args)
+
+    return once_away

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.engines.base import Chunk, TokenLogprob
-from app.serving.call import Answer, ChatCall
+from app.serving.call import Answer, ChatCall, without_place
 from app.serving.chat import Piece, Running
 
 DONE = b"data: [DONE]\n\n"
@@ -85,7 +85,7 @@ class Shapes:
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if calls := self._shown(answer.tool_calls):
-            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
+            message["tool_calls"] = [without_place(call) for call in calls]
         else:
             message["content"] = answer.text
         return {

@@ -7,8 +7,8 @@ from typing import Any
 
 from app.engines.detokenize import held_back
 
-_OPEN = "<tool_call>"
-_OPENING = re.compile(rf"{_OPEN}\s*")
+OPEN = "<tool_call>"
+_OPENING = re.compile(rf"{OPEN}\s*")
 _CLOSING = re.compile(r"\s*</tool_call>")
 _JSON = json.JSONDecoder()
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
@@ -27,9 +27,9 @@ class ToolCallParser:
     def feed(self, text: str) -> str:
         """What the client may see now."""
         text = self._held + text
-        keep = text.find(_OPEN)
+        keep = text.find(OPEN)
         if keep < 0:
-            keep = len(text) - held_back(text, [_OPEN])
+            keep = len(text) - held_back(text, [OPEN])
         keep = len(text[:keep].rstrip())
         self._held = text[keep:]
         return text[:keep]

@@ -50,7 +50,8 @@ CompletionId = String(300)
 KeyId = String(64)
 # Text that comes from a model or a client may hold U+0000, which PostgreSQL takes in JSON but not in TEXT.
 FreeText = JSON(none_as_null=True)
-HELD = text("state IN ('scoring', 'parked')")
+HELD_STATES = ("scoring", "parked")
+HELD = text("state IN ('{}', '{}')".format(*HELD_STATES))
 
 
 class Base(DeclarativeBase):

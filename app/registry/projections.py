@@ -6,11 +6,11 @@ import sqlalchemy as sa
 
 from app.registry.database import Database
 from app.registry.leases import fence
-from app.registry.models import HELD, Completion, Update
+from app.registry.models import HELD, HELD_STATES, Completion, Update
 from app.registry.records import CompletionRow, CompletionState, Lease, UpdateRow, record_of, values_of
 
 BATCH = 1000
-UNSETTLED = ("waiting", "scoring", "parked")
+UNSETTLED = ("waiting", *HELD_STATES)
 UNTRAINED = (*UNSETTLED, "dropped", "expired")
 
 
@@ -96,7 +96,7 @@ class ProjectionStore:
         query = sa.select(Completion.state, sa.func.count()).where(Completion.policy == policy, HELD)
         with self._database.read() as session:
             counts = {state: count for state, count in session.execute(query.group_by(Completion.state))}
-        return {state: counts.get(state, 0) for state in ("scoring", "parked")}
+        return {state: counts.get(state, 0) for state in HELD_STATES}
 
     def completion(self, id: str) -> CompletionRow | None:
         """One completion, if the learner has met it."""

@@ -46,6 +46,11 @@ class ChatCall:
         return self.receipt(0 if self.n == 1 else WHOLE)
 
 
+def without_place(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call as OpenAI shows it in a whole answer: without its place in a stream."""
+    return {name: value for name, value in call.items() if name != "index"}
+
+
 @dataclass
 class Answer:
     """All that was sampled for one choice, gathered chunk by chunk."""

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from app.events.log import EventRefused, EventSink, LogUnavailable
 from app.events.schema import CompletionEvent, ToolCallKind, Usage
 from app.security.receipts import Receipts
-from app.serving.call import Answer, ChatCall
+from app.serving.call import Answer, ChatCall, without_place
 from app.serving.tool_kinds import tool_call_kinds
 from app.serving.trainability import reason_not_trainable
 from app.telemetry.metrics import Metrics
@@ -47,14 +47,9 @@ def completion_event(call: ChatCall, choice: int, answer: Answer, version: int, 
         messages=call.request.messages if readable else None,
         tools=call.request.tools if readable else None,
         output=answer.text if readable else None,
-        tool_calls=[_openai_call(part) for part in answer.tool_calls] or None if readable else None,
+        tool_calls=[without_place(part) for part in answer.tool_calls] or None if readable else None,
         tool_call_kinds=_kinds(call, answer),
     )
-
-
-def _openai_call(part: dict[str, Any]) -> dict[str, Any]:
-    """A call without its place in a stream."""
-    return {name: value for name, value in part.items() if name != "index"}
 
 
 def _kinds(call: ChatCall, answer: Answer) -> tuple[ToolCallKind, ...]:

@@ -9,9 +9,8 @@ from typing import Any
 
 import jsonschema_rs
 
+from app.engines.tool_calls import OPEN
 from app.events.schema import ToolCallKind
-
-UNPARSED = "<tool_call>"  # what the Hermes parser leaves in the text where the call inside is no JSON
 
 Call = Mapping[str, Any]
 
@@ -35,7 +34,7 @@ def tool_call_kinds(
     for function in _functions(calls):
         kinds.append(_kind(function, schemas, seen))
         seen.add(_spelling(function))
-    kinds += ["malformed"] * text.count(UNPARSED)
+    kinds += ["malformed"] * text.count(OPEN)  # the parser leaves a call in the text where there is no JSON inside
     return tuple(kinds) or ("none",)
 
 

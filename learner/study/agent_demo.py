@@ -5,7 +5,6 @@ tool loop over `openai`, against a service that the demo starts for itself; a ri
 that gave it.
 """
 
-import json
 import time
 from contextlib import closing
 from itertools import islice
@@ -64,8 +63,7 @@ def main(sessions: int, **given: Any) -> None:
     agent_plot.draw(run.episodes, run.updates, picture)
     agent_report.show(run, console)
     console.print(f"Plot: {picture}")
-    if chosen.json_path:
-        chosen.json_path.write_text(json.dumps(run.as_json(), indent=2) + "\n", encoding="utf-8")
+    chosen.write(run.as_json())
 
 
 if __name__ == "__main__":

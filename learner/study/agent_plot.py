@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from learner.study.agent_loop import Episode
-from learner.study.measure import WINDOW, Update, alarms, metrics_by_session, moving_mean
-from learner.study.plot import ALARM
+from learner.study.measure import WINDOW, Update, metrics_by_session, moving_mean
+from learner.study.plot import draw_kl
 
 SUCCESS, CALLS, BAD = "#2f8f5b", "#5b3fa8", "#d6457f"
 
@@ -19,14 +19,8 @@ def draw(episodes: Sequence[Episode], updates: Sequence[Update], path: Path) -> 
     top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 1))
     _draw_success(top, episodes)
     _draw_calls(middle, episodes)
-    sessions = [episode.session for episode in episodes]
-    rows = metrics_by_session(sessions, updates)
-    bottom.plot([n for n, _ in rows], [m["kl_to_base"] for _, m in rows], color="black", linewidth=1)
-    bottom.set_ylabel("KL to the base\n(nats a token)")
+    draw_kl(bottom, metrics_by_session([episode.session for episode in episodes], updates))
     bottom.set_xlabel("session")
-    for number in alarms(sessions, updates):
-        for axes in (top, middle, bottom):
-            axes.axvline(number, color=ALARM, linestyle=":", linewidth=1)
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)
     figure.suptitle("An agent learns to call its calculator while it serves: each session is one update")
     figure.savefig(path, dpi=130)

@@ -45,9 +45,9 @@ class Client:
         self.openai.close()
         self._http.close()
 
-    def reward(self, completion_id: str, reward: float, *, final: bool = True) -> float:
+    def reward(self, completion_id: str, reward: float) -> float:
         """Post the judgement; the time at which the service accepted it."""
-        body = {"completion_id": completion_id, "reward": reward, "final": final}
+        body = {"completion_id": completion_id, "reward": reward}
         self._http.post("/v1/feedback", json=body).raise_for_status()
         return self.clock()
 

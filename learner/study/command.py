@@ -1,5 +1,6 @@
 """What the demos' commands share: their options, a home of their own and the service under them."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, signal
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 import httpx
@@ -39,6 +41,11 @@ class Options:
             "RIACHO_LOG_URL": self.log_url,
             "RIACHO_DATABASE_URL": self.database_url,
         }
+
+    def write(self, report: Mapping[str, Any]) -> None:
+        """The run's numbers, where `--json` asks for them."""
+        if self.json_path:
+            self.json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 OPTIONS = (

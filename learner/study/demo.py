@@ -5,7 +5,6 @@ third; each answer is rewarded by its score in the style they like at the time. 
 API of a service that the demo starts for itself. At the end the operator rolls back to what the users liked second.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -122,8 +121,7 @@ def main(rollouts: int, **given: Any) -> None:
     plot.draw(run.rollouts, run.updates, chosen.out / "demo.png")
     report.show(run, console)
     console.print(f"Plot: {chosen.out / 'demo.png'}")
-    if chosen.json_path:
-        chosen.json_path.write_text(json.dumps(run.as_json(), indent=2) + "\n", encoding="utf-8")
+    chosen.write(run.as_json())
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ def draw(rollouts: Sequence[Rollout], updates: Sequence[Update], path: Path) -> 
     _draw_distance(below, rollouts, updates)
     _draw_phases(above, below, rollouts)
     for number in alarms([rollout.session for rollout in rollouts], updates):
-        above.axvline(number, color=ALARM, linestyle=":", linewidth=1)
-        below.axvline(number, color=ALARM, linestyle=":", linewidth=1)
+        for axes in (above, below):
+            axes.axvline(number, color=ALARM, linestyle=":", linewidth=1)
     figure.legend(loc="outside lower center", ncols=6, fontsize=9)
     figure.suptitle("Riacho learns while it serves: each reward is one update, each update one adapter version")
     figure.savefig(path, dpi=130)
@@ -43,13 +43,18 @@ def _draw_scores(axes: Axes, rollouts: Sequence[Rollout]) -> None:
 
 def _draw_distance(axes: Axes, rollouts: Sequence[Rollout], updates: Sequence[Update]) -> None:
     rows = metrics_by_session([rollout.session for rollout in rollouts], updates)
-    axes.plot([n for n, _ in rows], [m["kl_to_base"] for _, m in rows], color="black", linewidth=1)
-    axes.set_ylabel("KL to the base\n(nats a token)")
+    draw_kl(axes, rows)
     lag = axes.twinx()
     lag.step([n for n, _ in rows], [m["version_lag"] for _, m in rows], color="0.6", linewidth=0.8)
     lag.set_ylabel("version lag", color="0.5")
     lag.set_ylim(bottom=0)
     axes.set_xlabel("rollout")
+
+
+def draw_kl(axes: Axes, rows: Sequence[tuple[int, Update]]) -> None:
+    """How far the policy was from its base at each numbered update."""
+    axes.plot([n for n, _ in rows], [m["kl_to_base"] for _, m in rows], color="black", linewidth=1)
+    axes.set_ylabel("KL to the base\n(nats a token)")
 
 
 def _draw_phases(above: Axes, below: Axes, rollouts: Sequence[Rollout]) -> None:

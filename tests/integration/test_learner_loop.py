@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from zlib import crc32
 
 import pytest
 
-from app.events.log import LogUnavailable
 from app.events.schema import CompletionEvent, Event, FeedbackEvent, RollbackEvent
 from app.events.sqlite import SqliteLog
 from app.fingerprint import fingerprint
@@ -33,6 +32,7 @@ from learner.stream import StreamState
 from learner.trainer import Trainer
 from tests.builders import START, moment
 from tests.fixed_log import events, sample, write
+from tests.switchable import away_at_first
 
 ROLLOUTS = 8
 MIXED_KL = 8e-4  # nats a token: of the rewarded stream's versions the seventh lies above, the first six below
@@ -183,18 +183,6 @@ def test_log_that_is_away_is_waited_for(
     assert states(home) == {1: "candidate"}
     assert [letter.attempts for letter in home.log.dead_letters()] == [1]
     assert caplog.text.count("the log is away") == 3
-
-
-def away_at_first(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, that fails the first time as a log does whose brokers are away."""
-    left = [LogUnavailable("no broker answers")]
-
-    def once_away(*args: Any) -> Any:
-        if left:
-            raise left.pop()
-        return call(*args)
-
-    return once_away
 
 
 def test_poison_goes_to_the_dead_letters_and_the_learner_goes_on(home: Home, stream: list[Event]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.events.log import EventTooLarge, LogUnavailable, Position
+from app.events.log import EventTooLarge, Position
 from app.events.schema import ScoreEvent, decode
 from app.events.sqlite import SqliteLog
 from learner.guarded import MAX_HANGING, Guarded
@@ -17,6 +17,7 @@ from learner.joins import Joined, OnFailure
 from learner.rewards.view import CannotScore, RewardFunction, Scores, SessionView
 from learner.scoring import LONGEST_PAUSE_S, TRIES, Job, JobQueue, Scoring, session_view
 from tests.builders import completion, moment
+from tests.switchable import away_at_first
 
 LONG_S = 60.0
 VIEW = session_view("s", [completion("s", "a"), completion("s", "b")])
@@ -330,17 +331,6 @@ def test_log_that_is_away_is_no_failure_of_the_scorer(bench: Callable[..., Bench
     made.run_next()
     assert len(made.scores()) == 1
     assert len(made.pauses) == 2
-
-
-def away_at_first(call: Callable[..., Any]) -> Callable[..., Any]:
-    left = [LogUnavailable("no broker answers")]
-
-    def once_away(*args: Any) -> Any:
-        if left:
-            raise left.pop()
-        return call(*args)
-
-    return once_away
 
 
 def test_session_whose_events_are_gone_cannot_be_scored(bench: Callable[..., Bench]) -> None:

@@ -91,6 +91,12 @@ class VllmProcess:
             return False
 
 
+def vllm_metric(url: str, name: str) -> float:
+    """A metric of a server, summed over its labels."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}"))
+
+
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that all these tests share."""

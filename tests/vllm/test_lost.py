@@ -12,6 +12,7 @@ import pytest
 from app.events.schema import CompletionEvent
 from tests.publishing import Publisher
 from tests.service import POLICY, Service, eventually, stream_data
+from tests.vllm.conftest import vllm_metric
 
 LONG: dict[str, Any] = {
     "model": POLICY,
@@ -58,14 +59,10 @@ def test_a_client_that_leaves_stops_the_sampling(service: Service, vllm: str) ->
             if count == 10:
                 break
 
-    def running() -> float:
-        lines = httpx.get(f"{vllm}/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
-
     def aborted() -> list[CompletionEvent]:
         return [e for e in service.events() if isinstance(e, CompletionEvent) and e.finish_reason == "abort"]
 
-    eventually(lambda: running() == 0, "nothing runs in vLLM")
+    eventually(lambda: vllm_metric(vllm, "num_requests_running") == 0, "nothing runs in vLLM")
     eventually(aborted, "the record of the broken answer")
     [event] = aborted()
     assert 0 < len(event.completion_ids) < LONG["max_tokens"]

@@ -18,7 +18,7 @@ from app.settings import TINY_MODEL
 from tests.publishing import Publisher
 from tests.scoring import differences_by_version
 from tests.service import POLICY, Service, eventually, stream_data
-from tests.vllm.conftest import TOLERANCE, VllmProcess
+from tests.vllm.conftest import TOLERANCE, VllmProcess, vllm_metric
 
 PUBLISHES, ROLLBACKS = 50, 5
 STREAMS = 16
@@ -149,8 +149,7 @@ async def greedy_tokens(
 
 def requests_of(server: VllmProcess) -> float:
     """Requests that a server has finished."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+    return vllm_metric(server.url, "request_success_total")
 
 
 @pytest.mark.timeout(900)
